@@ -1,0 +1,36 @@
+"""Best-fit Packing for Megatron: documents to training sequences without needless cuts.
+
+The way of the data, with the module that takes each step::
+
+    raw documents --preprocessing--> PREFIX.bin/.idx --packing, sequence_index--> PREFIX.bfp/s2048-d0-969/
+        --shuffle--> sequence of a sample --samples--> tokens, labels, loss_mask, position_ids, cu_seqlens
+        --gpt_dataset--> BFPGPTDataset in megatron-core's builder --attention--> loss of every document alone
+
+``megatron_bfp.pack`` and the file formats need numpy alone. The dataset classes need megatron-core and torch and are
+imported when first used.
+"""
+
+from .errors import BFPError, IndexedDatasetError, InputError, OptionError, SequenceIndexError
+from .packing import Packing, pack
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BFPError",
+    "BFPGPTDataset",
+    "BFPGPTDatasetConfig",
+    "IndexedDatasetError",
+    "InputError",
+    "OptionError",
+    "Packing",
+    "SequenceIndexError",
+    "pack",
+]
+
+
+def __getattr__(name: str):
+    if name in ("BFPGPTDataset", "BFPGPTDatasetConfig"):
+        from . import gpt_dataset
+
+        return getattr(gpt_dataset, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,21 @@
+"""The exceptions of this package. Every message names what is wrong, where, and what to do about it."""
+
+
+class BFPError(Exception):
+    """Base of all errors that a user can mend; command lines print it as one line and exit with status 2."""
+
+
+class OptionError(BFPError, ValueError):
+    """An option or argument has a value that cannot be honoured."""
+
+
+class InputError(BFPError):
+    """An input document, or the file that holds it, cannot be used."""
+
+
+class IndexedDatasetError(BFPError):
+    """A .bin/.idx pair is missing, damaged or inconsistent."""
+
+
+class SequenceIndexError(BFPError):
+    """A sequence index is missing, damaged, stale or meant for something else."""

@@ -1,0 +1,375 @@
+"""Megatron's indexed datasets, PREFIX.bin and PREFIX.idx: a reader that opens in constant time and a bulk writer.
+
+The format is megatron-core's (``megatron/core/datasets/indexed_dataset.py``): the .bin holds all tokens one after
+another, the .idx a header, the length of each sequence (int32, tokens), its pointer into the .bin (int64, bytes) and,
+for each document, the number of its first sequence (int64, with one entry more at the end). Most datasets have one
+sequence a document, but a document may have several. Files written here are byte for byte those of
+``IndexedDatasetBuilder``.
+
+A document is read as one range of tokens. Its length and its pointers state the same thing twice, and every read
+compares the two, so that a damaged .idx gives an error and not other tokens.
+"""
+
+import os
+import struct
+from typing import Any
+
+import numpy as np
+
+from .errors import IndexedDatasetError, InputError
+from .files import open_exclusively, sync_file
+
+MAGIC = b"MMIDIDX\x00\x00"
+VERSION = 1
+HEADER_BYTES = len(MAGIC) + 8 + 1 + 8 + 8
+TOKEN_DTYPES = {1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 8: np.uint16}
+"""Megatron's dtype codes that can hold tokens; its codes 6 and 7 are floating point."""
+CHECKED_AT_OPEN = 1 << 15
+"""Pointers at each end of the .idx that are checked at open; the rest by ``check_pointers`` and at each read."""
+
+
+def bin_path(prefix: str) -> str:
+    """The file of a dataset's tokens."""
+    return prefix + ".bin"
+
+
+def idx_path(prefix: str) -> str:
+    """The file of a dataset's lengths, pointers and documents."""
+    return prefix + ".idx"
+
+
+def optimal_dtype(vocab_size: int) -> type:
+    """The token dtype Megatron chooses for a vocabulary: uint16 below 65,500 tokens, else int32."""
+    return np.uint16 if vocab_size < 65500 else np.int32
+
+
+class IndexedDataset:
+    """Read access to a .bin/.idx pair.
+
+    Opening costs the same for ten documents and for ten billion. Instances are pickled as their path and reopened, so
+    they are cheap to hand to DataLoader workers.
+
+    Args:
+        prefix: path of the two files without ".bin" and ".idx".
+        mmap: map the .bin into memory; otherwise every read is a system call, which suits some network file systems.
+
+    Attributes:
+        dtype: numpy dtype of a token.
+        num_sequences, num_documents: counts in the .idx format's sense.
+        num_tokens: tokens in the .bin.
+        sequence_lengths: int32 [sequences], tokens.
+        sequence_pointers: int64 [sequences], bytes.
+        document_indices: int64 [documents + 1], the first sequence of each document.
+
+    Raises:
+        IndexedDatasetError: a file is missing, is not of this format, does not match the other, or has impossible
+            pointers.
+    """
+
+    def __init__(self, prefix: str, mmap: bool = True) -> None:
+        self.prefix, self.mmap = str(prefix), bool(mmap)
+        for path in (idx_path(self.prefix), bin_path(self.prefix)):
+            if not os.path.isfile(path):
+                raise IndexedDatasetError(f"{path}: no such file; give the path without .bin or .idx")
+        self._read_idx()
+        self._open_bin()
+        self._check_size()
+        for first in {0, max(0, self.num_sequences - CHECKED_AT_OPEN)}:
+            self._check_sequences(first, min(first + CHECKED_AT_OPEN, self.num_sequences))
+        for first in {0, max(0, self.num_documents - CHECKED_AT_OPEN)}:
+            self._check_documents(first, min(first + CHECKED_AT_OPEN, self.num_documents))
+
+    def __reduce__(self) -> tuple:
+        return type(self), (self.prefix, self.mmap)
+
+    def __repr__(self) -> str:
+        return f"IndexedDataset({self.prefix!r}: {self.num_documents} documents, {self.num_tokens} tokens)"
+
+    @property
+    def document_lengths(self) -> "DocumentLengths":
+        """Tokens of each document, as something that slices like an array."""
+        return DocumentLengths(self)
+
+    def spans(self, documents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Where documents lie in the .bin.
+
+        Args:
+            documents: int64 [k] document ids.
+
+        Returns:
+            int64 [k] first tokens and int64 [k] ends, counted in tokens from the start of the .bin.
+
+        Raises:
+            IndexError: no such document.
+            IndexedDatasetError: the .idx contradicts itself there.
+        """
+        if len(documents) and not (0 <= documents.min() and documents.max() < self.num_documents):
+            raise IndexError(f"{self.prefix}: documents {documents.tolist()} are not all in [0, {self.num_documents})")
+        first_sequences, end_sequences = self.document_indices[documents], self.document_indices[documents + 1]
+        starts, ends = self._pointer(first_sequences), self._pointer(end_sequences)
+        stated = self._lengths_or_zero(first_sequences) * self.dtype.itemsize
+        single = first_sequences + 1 == end_sequences
+        wrong = (first_sequences < 0) | (first_sequences > end_sequences) | (end_sequences > self.num_sequences)
+        wrong |= (starts < 0) | (starts > ends) | (single & (ends - starts != stated))
+        self._refuse(wrong, documents, "document", "length or pointer")
+        for first, end in zip(first_sequences[~single].tolist(), end_sequences[~single].tolist()):
+            self._check_sequences(first, end)
+        return starts // self.dtype.itemsize, ends // self.dtype.itemsize
+
+    def tokens(self, start: int, count: int) -> np.ndarray:
+        """``count`` tokens from position ``start`` of the .bin, as ``dtype`` [count]; read-only where it is mapped.
+
+        Raises:
+            IndexedDatasetError: the .bin ends before them.
+        """
+        if self._tokens is not None:
+            found = self._tokens[start : start + count]
+        else:
+            found = self._read(start, count)
+        if len(found) != count:
+            raise IndexedDatasetError(
+                f"{bin_path(self.prefix)}: tokens {start} to {start + count} are wanted, {len(found)} of them are there"
+            )
+        return found
+
+    def document(self, document: int) -> np.ndarray:
+        """All tokens of a document, ``dtype`` [length]."""
+        starts, ends = self.spans(np.array([document]))
+        return self.tokens(int(starts[0]), int(ends[0] - starts[0]))
+
+    def check_pointers(self) -> None:
+        """Check every length and pointer of the .idx, in one pass.
+
+        Raises:
+            IndexedDatasetError: one is impossible.
+        """
+        for first in range(0, self.num_sequences, 1 << 20):
+            self._check_sequences(first, min(first + (1 << 20), self.num_sequences))
+        for first in range(0, self.num_documents, 1 << 20):
+            self._check_documents(first, min(first + (1 << 20), self.num_documents))
+
+    def _read_idx(self) -> None:
+        path = idx_path(self.prefix)
+        size = os.path.getsize(path)
+        with open(path, "rb") as file:
+            header = file.read(HEADER_BYTES)
+        if len(header) < HEADER_BYTES or not header.startswith(MAGIC):
+            raise IndexedDatasetError(f"{path}: not a Megatron .idx file (no MMIDIDX header)")
+        version, code, self.num_sequences, num_indices = struct.unpack("<QBQQ", header[len(MAGIC) :])
+        if version != VERSION or code not in TOKEN_DTYPES or num_indices < 1:
+            raise IndexedDatasetError(f"{path}: version {version}, dtype code {code}: not a dataset of tokens")
+        self.dtype = np.dtype(TOKEN_DTYPES[code])
+        self.num_documents = num_indices - 1
+        expected = HEADER_BYTES + self.num_sequences * 12 + num_indices * 8
+        if size not in (expected, expected + self.num_sequences):  # multimodal datasets add a byte a sequence
+            raise IndexedDatasetError(
+                f"{path}: has {size} bytes, its header promises {expected}; it is damaged or was cut while copying"
+            )
+        content = np.memmap(path, mode="r")
+        pointers_at = HEADER_BYTES + self.num_sequences * 4
+        self.sequence_lengths = np.frombuffer(content, np.int32, self.num_sequences, HEADER_BYTES)
+        self.sequence_pointers = np.frombuffer(content, np.int64, self.num_sequences, pointers_at)
+        self.document_indices = np.frombuffer(content, np.int64, num_indices, pointers_at + self.num_sequences * 8)
+
+    def _open_bin(self) -> None:
+        path = bin_path(self.prefix)
+        self._bin_bytes = os.path.getsize(path)
+        self.num_tokens = self._bin_bytes // self.dtype.itemsize
+        self._file = None if self.mmap else open(path, "rb", buffering=0)
+        if not self.mmap:
+            self._tokens = None
+        elif self._bin_bytes == 0:
+            self._tokens = np.empty(0, self.dtype)
+        else:
+            self._tokens = np.frombuffer(np.memmap(path, mode="r"), self.dtype, self.num_tokens)
+
+    def _check_size(self) -> None:
+        last_end = 0
+        if self.num_sequences:
+            last_end = int(self.sequence_pointers[-1]) + int(self.sequence_lengths[-1]) * self.dtype.itemsize
+        if self._bin_bytes != last_end:
+            raise IndexedDatasetError(
+                f"{bin_path(self.prefix)}: has {self._bin_bytes} bytes, {idx_path(self.prefix)} describes {last_end}; "
+                "one of them is incomplete or belongs to another dataset"
+            )
+        if self.document_indices[0] != 0 or self.document_indices[-1] != self.num_sequences:
+            raise IndexedDatasetError(
+                f"{idx_path(self.prefix)}: its documents cover sequences {self.document_indices[0]} to "
+                f"{self.document_indices[-1]} of {self.num_sequences}; write the dataset again (was finalize called?)"
+            )
+
+    def _check_sequences(self, first: int, end: int) -> None:
+        lengths = self.sequence_lengths[first:end]
+        starts, ends = self.sequence_pointers[first:end], self.sequence_pointers[first + 1 : end + 1]
+        if len(ends) < len(starts):
+            ends = np.append(ends, self._bin_bytes)
+        wrong = (lengths < 0) | (starts < 0) | (starts + lengths.astype(np.int64) * self.dtype.itemsize != ends)
+        if first == 0 and end:
+            wrong[0] |= starts[0] != 0
+        self._refuse(wrong, np.arange(first, end), "sequence", "length or pointer")
+
+    def _check_documents(self, first: int, end: int) -> None:
+        steps = np.diff(self.document_indices[first : end + 1])
+        self._refuse(steps < 0, np.arange(first, end), "document", "first sequence")
+
+    def _refuse(self, wrong: np.ndarray, numbers: np.ndarray, kind: str, field: str) -> None:
+        if wrong.any():
+            raise IndexedDatasetError(
+                f"{idx_path(self.prefix)}: impossible {field} of {kind} {numbers[np.argmax(wrong)]}; "
+                "the file is damaged, write the dataset again"
+            )
+
+    def _pointer(self, sequences: np.ndarray) -> np.ndarray:
+        """int64 [k]: where sequences start in the .bin, in bytes; its end for the sequence after the last."""
+        if not self.num_sequences:
+            return np.zeros(len(sequences), dtype=np.int64)
+        inside = np.clip(sequences, 0, self.num_sequences - 1)
+        return np.where(sequences == inside, self.sequence_pointers[inside], self._bin_bytes)
+
+    def _lengths_or_zero(self, sequences: np.ndarray) -> np.ndarray:
+        if not self.num_sequences:
+            return np.zeros(len(sequences), dtype=np.int64)
+        return self.sequence_lengths[np.clip(sequences, 0, self.num_sequences - 1)].astype(np.int64)
+
+    def _read(self, start: int, count: int) -> np.ndarray:
+        """Read without a memory map. A read may return less than asked for, so go on until the file ends."""
+        itemsize = self.dtype.itemsize
+        pieces, offset, left = [], start * itemsize, count * itemsize
+        while left:
+            piece = os.pread(self._file.fileno(), left, offset)
+            if not piece:
+                break
+            pieces.append(piece)
+            offset, left = offset + len(piece), left - len(piece)
+        return np.frombuffer(b"".join(pieces), dtype=np.uint8)[: (count * itemsize - left) // itemsize * itemsize].view(
+            self.dtype
+        )
+
+
+class DocumentLengths:
+    """Tokens of each document of an ``IndexedDataset``, read from the mapped .idx when indexed; never held in memory.
+
+    Slices and arrays of document ids give integer arrays. A slice checks what it covers.
+    """
+
+    def __init__(self, dataset: IndexedDataset, first: int = 0, end: int | None = None) -> None:
+        self.dataset, self.first = dataset, first
+        self.end = dataset.num_documents if end is None else end
+
+    def __len__(self) -> int:
+        return self.end - self.first
+
+    def range(self, first: int, end: int) -> "DocumentLengths":
+        """The lengths of documents ``first`` to ``end`` (exclusive), counted from the first of these."""
+        return DocumentLengths(self.dataset, self.first + first, self.first + end)
+
+    def __getitem__(self, documents: slice | np.ndarray) -> np.ndarray:
+        if not isinstance(documents, slice):
+            starts, ends = self.dataset.spans(np.asarray(documents) + self.first)
+            return ends - starts
+        first, end, _ = documents.indices(len(self))
+        indices = self.dataset.document_indices[self.first + first : self.first + end + 1]
+        if len(indices) < 2:
+            return np.empty(0, dtype=np.int32)
+        low, high = int(indices[0]), int(indices[-1])
+        self.dataset._check_documents(self.first + first, self.first + end)
+        self.dataset._check_sequences(low, high)
+        if np.all(np.diff(indices) == 1):
+            return self.dataset.sequence_lengths[low:high]
+        cumulative = np.cumsum(self.dataset.sequence_lengths[low:high], dtype=np.int64)
+        return np.diff(np.concatenate([[0], cumulative])[indices - low])
+
+
+class IndexedDatasetWriter:
+    """Write a .bin/.idx pair from blocks of tokens.
+
+    Lengths are kept as numpy arrays (4 bytes a sequence) and pointers are computed from them at the end. Tokens go to
+    PREFIX.bin.part; the two files get their names in ``finalize``, the .idx last, so a dataset that can be opened is
+    complete. Leaving the ``with`` block without it removes what was written; what a killed process left is overwritten
+    by the next.
+
+    Args:
+        prefix: path of the two files without ".bin" and ".idx".
+        dtype: a dtype of ``TOKEN_DTYPES``.
+
+    Raises:
+        IndexedDatasetError: another process is writing the same dataset, or the place cannot be written.
+    """
+
+    def __init__(self, prefix: str, dtype: Any) -> None:
+        self.prefix, self.dtype = str(prefix), np.dtype(dtype)
+        codes = {np.dtype(known): code for code, known in TOKEN_DTYPES.items()}
+        if self.dtype not in codes:
+            raise IndexedDatasetError(f"{self.dtype} cannot hold tokens; use uint16 or int32")
+        self._code = codes[self.dtype]
+        self._lengths: list[np.ndarray] = []
+        self._sequences_per_document: list[np.ndarray] = []
+        try:
+            self._bin = os.fdopen(open_exclusively(bin_path(self.prefix) + ".part"), "wb", buffering=1 << 20)
+        except BlockingIOError:
+            raise IndexedDatasetError(f"{self.prefix}: another process is writing this dataset") from None
+        except OSError as error:
+            raise IndexedDatasetError(f"{self.prefix}.bin.part: cannot be written: {error.strerror}") from None
+
+    def __enter__(self) -> "IndexedDatasetWriter":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        if not self._bin.closed:
+            self._abort()
+
+    def add(self, tokens: np.ndarray, lengths: np.ndarray, sequences_per_document: np.ndarray | None = None) -> None:
+        """Append documents.
+
+        Args:
+            tokens: integers [sum of lengths], all documents one after another.
+            lengths: integers [sequences], tokens of each.
+            sequences_per_document: integers [documents]; None for one sequence a document.
+
+        Raises:
+            InputError: a token does not fit the dtype, a sequence has 2**31 tokens or more, or the sums do not match.
+        """
+        tokens, lengths = np.asarray(tokens), np.asarray(lengths, dtype=np.int64)
+        if sequences_per_document is None:
+            sequences_per_document = np.ones(len(lengths), dtype=np.int32)
+        if lengths.sum() != len(tokens) or np.sum(sequences_per_document) != len(lengths):
+            raise InputError(f"{self.prefix}: lengths add up to {lengths.sum()}, there are {len(tokens)} tokens")
+        if len(lengths) and not 0 <= lengths.min() <= lengths.max() <= np.iinfo(np.int32).max:
+            raise InputError(f"{self.prefix}: a document of {lengths.max()} tokens; the .idx format ends at 2**31 - 1")
+        if tokens.dtype != self.dtype and len(tokens):
+            limits = np.iinfo(self.dtype)
+            if tokens.dtype.kind not in "iu" or tokens.min() < limits.min or tokens.max() > limits.max:
+                raise InputError(f"{self.prefix}: a token does not fit {self.dtype}; is the vocabulary size right?")
+        self._bin.write(np.ascontiguousarray(tokens, dtype=self.dtype).data)
+        self._lengths.append(lengths.astype(np.int32))
+        self._sequences_per_document.append(np.asarray(sequences_per_document, dtype=np.int32))
+
+    def finalize(self) -> None:
+        """Write the .idx and give both files their names. The instance cannot be used afterwards."""
+        lengths = np.concatenate(self._lengths or [np.empty(0, np.int32)])
+        per_document = np.concatenate(self._sequences_per_document or [np.empty(0, np.int32)])
+        pointers = np.zeros(len(lengths), dtype=np.int64)
+        np.cumsum(lengths[:-1], dtype=np.int64, out=pointers[1:])
+        pointers *= self.dtype.itemsize
+        indices = np.zeros(len(per_document) + 1, dtype=np.int64)
+        np.cumsum(per_document, dtype=np.int64, out=indices[1:])
+        with open(idx_path(self.prefix) + ".part", "wb") as idx:
+            idx.write(MAGIC + struct.pack("<QBQQ", VERSION, self._code, len(lengths), len(indices)))
+            for array in (lengths, pointers, indices):
+                idx.write(array.data)
+            idx.flush()
+            os.fsync(idx.fileno())
+        self._bin.flush()
+        os.fsync(self._bin.fileno())
+        if os.path.exists(idx_path(self.prefix)):
+            os.remove(idx_path(self.prefix))
+        os.replace(bin_path(self.prefix) + ".part", bin_path(self.prefix))
+        os.replace(idx_path(self.prefix) + ".part", idx_path(self.prefix))
+        sync_file(os.path.dirname(os.path.abspath(self.prefix)))
+        self._bin.close()
+
+    def _abort(self) -> None:
+        for path in (bin_path(self.prefix) + ".part", idx_path(self.prefix) + ".part"):
+            if os.path.exists(path):
+                os.remove(path)
+        self._bin.close()

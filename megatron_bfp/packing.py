@@ -1,0 +1,439 @@
+"""Best-fit decreasing packing, decided on the histogram of lengths and so at about the cost of a sort.
+
+Documents of n tokens are cut into n // L chunks of exactly L = ``seq_length`` tokens and at most one shorter remainder
+chunk; nothing else is ever cut. A full chunk is a training sequence by itself. Remainder chunks are packed best-fit
+decreasing: longest first, each into the sequence with the least remaining space that still holds it (Ding et al.,
+"Fewer Truncations Improve Language Modeling", ICML 2024, section 3.1 and algorithm 1).
+
+The paper's algorithm treats one chunk at a time. Here chunks of equal length are interchangeable, and so are sequences
+with equal remaining space, so a whole *run* of such sequences is filled in one *move*: once a sequence of the run has
+taken a chunk, it stays the best fit for the next one of that length until it cannot hold another. The decisions, and
+hence the number of sequences, are those of the per-document algorithm, but the number of moves grows with L and not
+with the number of documents. Four steps, each a function below:
+
+    take_census     lengths          -> histogram of remainder chunks, documents with full chunks
+    plan_runs       histogram        -> runs of sequences that hold the same lengths, and the moves that filled them
+    sort_documents  lengths          -> document ids, longest remainder chunk first, equal lengths in document order
+    place_documents runs, sorted ids -> document ids, sequence by sequence
+
+Only numpy is used. The price of the histogram is that which of two equally long documents joins which sequence is
+decided by their order alone; training order is shuffled afterwards, so nothing depends on it.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .errors import OptionError
+
+BLOCK = 1 << 18
+"""Documents handled at once: large enough for vectorised work, small enough to sort inside the processor's cache."""
+
+Progress = Callable[[Iterable, int, str], Iterable]
+"""Wraps an iterable of blocks, given their number and a description, and yields its items unchanged."""
+
+
+def without_progress(blocks: Iterable, number: int, description: str) -> Iterable:
+    """The default ``Progress``: says nothing."""
+    return blocks
+
+
+@dataclass(frozen=True)
+class Census:
+    """What packing needs to know of a corpus. All lengths are in tokens."""
+
+    num_documents: int
+    num_empty: int
+    """Documents without a token. They are in no sequence."""
+    num_tokens: int
+    remainders: np.ndarray
+    """int64 [L]: number of remainder chunks of each length; entry 0 is 0."""
+    long_documents: np.ndarray
+    """int64 [k, 2]: each document with full chunks, and the cumulative number of full chunks up to and with it."""
+
+    @property
+    def num_remainders(self) -> int:
+        """Number of remainder chunks."""
+        return int(self.remainders.sum())
+
+    @property
+    def num_full_chunks(self) -> int:
+        """Number of chunks of exactly L tokens."""
+        return int(self.long_documents[-1, 1]) if len(self.long_documents) else 0
+
+
+class Move(NamedTuple):
+    """``per_sequence`` chunks of one length go to each sequence from ``first_sequence`` on."""
+
+    first_sequence: int
+    per_sequence: int
+    start: int
+    """Position of the move's first chunk among all remainder chunks, longest first."""
+    previous: "Move | None"
+    """The move before it in the same sequences."""
+
+
+class Run(NamedTuple):
+    """``count`` consecutive sequences that hold the same lengths: ``chunks`` chunks each, put there by the moves."""
+
+    first_sequence: int
+    count: int
+    chunks: int
+    last_move: Move | None
+
+
+@dataclass(frozen=True)
+class SequenceTable:
+    """Which chunks make up which sequence, about four bytes a document.
+
+    The first sequences are the full chunks of ``long_documents``, one each; after them come the runs.
+    """
+
+    seq_length: int
+    num_sequences: int
+    runs: np.ndarray
+    """int64 [runs, 3]: first sequence, its first entry in ``document_ids``, chunks per sequence."""
+    document_ids: np.ndarray
+    """uint32 or uint64 [remainder chunks]: their documents, sequence by sequence, longest first in each."""
+    long_documents: np.ndarray
+    """int64 [k, 2], as in ``Census``."""
+
+    def documents(self, sequence: int) -> tuple[np.ndarray, int | None]:
+        """The documents of one sequence, and where its chunks start.
+
+        Returns:
+            int64 [k] document ids, and for a full chunk its offset in the document (tokens), for remainder chunks None:
+            each starts at the last multiple of L in its document.
+
+        Raises:
+            IndexError: ``sequence`` is not in [0, num_sequences).
+        """
+        if not 0 <= sequence < self.num_sequences:
+            raise IndexError(f"sequence {sequence} is not in [0, {self.num_sequences})")
+        num_full = int(self.long_documents[-1, 1]) if len(self.long_documents) else 0
+        if sequence < num_full:
+            row = int(np.searchsorted(self.long_documents[:, 1], sequence, side="right"))
+            before = int(self.long_documents[row - 1, 1]) if row else 0
+            return self.long_documents[row, :1].astype(np.int64), (sequence - before) * self.seq_length
+        row = int(np.searchsorted(self.runs[:, 0], sequence, side="right")) - 1
+        first_sequence, first_entry, chunks = self.runs[row].tolist()
+        entry = first_entry + (sequence - first_sequence) * chunks
+        return self.document_ids[entry : entry + chunks].astype(np.int64), None
+
+
+def chunk_rows(
+    documents: np.ndarray, full_chunk_offset: int | None, lengths: np.ndarray, seq_length: int
+) -> np.ndarray:
+    """Rows (document, offset, length) from what ``SequenceTable.documents`` returns and the documents' lengths.
+
+    Returns:
+        int64 [k, 3]; offset and length in tokens.
+    """
+    rows = np.empty((len(documents), 3), dtype=np.int64)
+    rows[:, 0] = documents
+    if full_chunk_offset is not None:
+        rows[:, 1], rows[:, 2] = full_chunk_offset, seq_length
+    else:
+        rows[:, 2] = lengths % seq_length
+        rows[:, 1] = lengths - rows[:, 2]
+    return rows
+
+
+@dataclass(frozen=True)
+class Packing:
+    """The result of ``pack``: every chunk in exactly one sequence. ``packing[i]`` gives the chunks of sequence i."""
+
+    lengths: np.ndarray
+    census: Census
+    table: SequenceTable
+
+    @property
+    def num_sequences(self) -> int:
+        """Number of training sequences."""
+        return self.table.num_sequences
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens in all documents."""
+        return self.census.num_tokens
+
+    @property
+    def padding(self) -> int:
+        """Number of positions that hold no token, over all sequences."""
+        return self.num_sequences * self.table.seq_length - self.num_tokens
+
+    def __len__(self) -> int:
+        return self.num_sequences
+
+    def __getitem__(self, sequence: int) -> np.ndarray:
+        """int64 [k, 3]: document, offset and length (tokens) of each chunk of the sequence, in order."""
+        documents, full_chunk_offset = self.table.documents(sequence)
+        lengths = np.asarray(self.lengths[documents], dtype=np.int64)
+        return chunk_rows(documents, full_chunk_offset, lengths, self.table.seq_length)
+
+
+def pack(lengths: Any, seq_length: int, max_documents_per_sequence: int | None = None) -> Packing:
+    """Pack documents into training sequences, best-fit decreasing, cutting only those longer than a sequence.
+
+    Args:
+        lengths: integers >= 0 [documents], tokens of each document with its EOD: anything numpy takes as a 1-d array.
+        seq_length: L, the tokens a sequence holds; >= 1.
+        max_documents_per_sequence: at most so many chunks go into one sequence (None: no limit). Keeps the number of
+            documents, and so the time of a training step, even; costs padding where documents are tiny.
+
+    Raises:
+        OptionError: an argument is not what is described above.
+
+    Example:
+        >>> packing = pack([14, 7, 5, 2, 3], seq_length=8)      # the paper's figure 1
+        >>> packing.num_sequences, packing.padding
+        (4, 1)
+        >>> packing[0].tolist(), packing[3].tolist()
+        ([[0, 0, 8]], [[2, 0, 5], [4, 0, 3]])
+    """
+    seq_length = checked_count("seq_length", seq_length)
+    cap = checked_cap(max_documents_per_sequence)
+    lengths = np.asarray(lengths)
+    if lengths.size == 0:
+        lengths = np.empty(0, dtype=np.int64)
+    if lengths.ndim != 1 or lengths.dtype.kind not in "iu":
+        raise OptionError(f"lengths must be a 1-d array of integers, got {lengths.dtype} {list(lengths.shape)}")
+    census = take_census(lengths, seq_length)
+    document_ids = np.empty(census.num_remainders, dtype=id_dtype(len(lengths)))
+    table = build_table(lengths, census, seq_length, cap, document_ids)
+    return Packing(lengths, census, table)
+
+
+def checked_count(name: str, value: Any) -> int:
+    """``value`` as an int, if it is an integer from 1 to 2**31 - 1 (cu_seqlens are int32).
+
+    Raises:
+        OptionError: it is not.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not 1 <= value < 1 << 31:
+        raise OptionError(f"{name} must be an integer from 1 to 2**31 - 1, got {value!r}")
+    return int(value)
+
+
+def checked_cap(value: Any) -> int | None:
+    """``value`` as ``max_documents_per_sequence``: None, or as ``checked_count``."""
+    return None if value is None else checked_count("max_documents_per_sequence", value)
+
+
+def id_dtype(end: int) -> type:
+    """The dtype that holds document ids below ``end``."""
+    return np.uint32 if end <= 1 << 32 else np.uint64
+
+
+def build_table(
+    lengths: Any,
+    census: Census,
+    seq_length: int,
+    max_documents_per_sequence: int | None,
+    document_ids: np.ndarray,
+    first_document: int = 0,
+    progress: Progress = without_progress,
+) -> SequenceTable:
+    """Plan, sort and place: the sequence table of documents whose census was taken.
+
+    Args:
+        lengths: as for ``take_census``.
+        document_ids: array of ``census.num_remainders`` entries that is filled; may be a memory map.
+        first_document: added to every document id.
+    """
+    runs = plan_runs(census.remainders, seq_length, max_documents_per_sequence)
+    sorted_ids = sort_documents(lengths, census.remainders, document_ids.dtype, first_document, progress)
+    place_documents(runs, sorted_ids, document_ids, progress)
+    long_documents = census.long_documents + np.array([first_document, 0])
+    num_sequences = census.num_full_chunks + (runs[-1].first_sequence + runs[-1].count if runs else 0)
+    return SequenceTable(
+        seq_length, num_sequences, run_rows(runs, census.num_full_chunks), document_ids, long_documents
+    )
+
+
+def take_census(lengths: Any, seq_length: int, progress: Progress = without_progress) -> Census:
+    """Count a corpus in one pass over its lengths.
+
+    Args:
+        lengths: integers [documents], tokens; anything with a length whose slices are numpy arrays.
+
+    Raises:
+        OptionError: a length is negative.
+    """
+    remainders = np.zeros(seq_length, dtype=np.int64)
+    num_empty = num_tokens = 0
+    long_blocks = [np.empty((0, 2), dtype=np.int64)]
+    for first, block in progress(_blocks(lengths), _num_blocks(lengths), "counting lengths"):
+        if block.min() < 0:
+            raise OptionError(f"document {first + int(np.argmax(block < 0))} has a negative length")
+        num_tokens += int(block.sum(dtype=np.int64))
+        num_empty += int(np.count_nonzero(block == 0))
+        remainders += np.bincount(_remainders(block, seq_length), minlength=seq_length)
+        long = np.flatnonzero(block >= seq_length)
+        long_blocks.append(np.stack([long + first, block[long].astype(np.int64) // seq_length], axis=1))
+    remainders[0] = 0
+    long_documents = np.concatenate(long_blocks)
+    np.cumsum(long_documents[:, 1], out=long_documents[:, 1])
+    return Census(len(lengths), num_empty, num_tokens, remainders, long_documents)
+
+
+def plan_runs(remainders: np.ndarray, seq_length: int, max_documents_per_sequence: int | None = None) -> list[Run]:
+    """Best-fit decreasing on a histogram.
+
+    With a cap on the documents of a sequence, ties in remaining space go to the sequence with most chunks, and a
+    sequence that reaches the cap is closed.
+
+    Args:
+        remainders: int64 [L], number of chunks of each length below L.
+
+    Returns:
+        Runs in order of their first sequence, counted from 0 and covering all sequences of remainder chunks.
+    """
+    cap = max_documents_per_sequence
+    closed: list[Run] = []
+    spaces: list[tuple[int, int]] = []  # sorted keys of open_runs: (remaining space, -chunks or 0 without a cap)
+    open_runs: dict[tuple[int, int], list[Run]] = {}
+    num_sequences = position = 0
+
+    def put_back(run: Run, space: int) -> None:
+        if space == 0 or run.chunks == cap:
+            closed.append(run)
+            return
+        key = (space, -run.chunks if cap else 0)
+        if key not in open_runs:
+            insort(spaces, key)
+            open_runs[key] = []
+        open_runs[key].append(run)
+
+    def take_best(length: int, chunks_left: int) -> tuple[Run, int]:
+        nonlocal num_sequences
+        best = bisect_left(spaces, (length,))
+        if best < len(spaces):
+            key = spaces[best]
+            run = open_runs[key].pop()
+            if not open_runs[key]:
+                del open_runs[key], spaces[best]
+            return run, key[0]
+        per_sequence = _per_sequence(seq_length, length, 0, cap)
+        run = Run(num_sequences, -(-chunks_left // per_sequence), 0, None)
+        num_sequences += run.count
+        return run, seq_length
+
+    for length in np.flatnonzero(remainders)[::-1].tolist():
+        chunks_left = int(remainders[length])
+        while chunks_left:
+            run, space = take_best(length, chunks_left)
+            per_sequence = _per_sequence(space, length, run.chunks, cap)
+            filled = min(run.count, chunks_left // per_sequence)
+            partial = chunks_left - filled * per_sequence if filled < run.count else 0
+            for count, taken in ((filled, per_sequence), (1 if partial else 0, partial)):
+                if count:
+                    move = Move(run.first_sequence, taken, position, run.last_move)
+                    put_back(Run(run.first_sequence, count, run.chunks + taken, move), space - taken * length)
+                    run = run._replace(first_sequence=run.first_sequence + count, count=run.count - count)
+                    position += count * taken
+                    chunks_left -= count * taken
+            if run.count:
+                put_back(run, space)
+    runs = closed + [run for same_space in open_runs.values() for run in same_space]
+    return sorted(runs, key=lambda run: run.first_sequence)
+
+
+def sort_documents(
+    lengths: Any,
+    remainders: np.ndarray,
+    dtype: np.dtype | type,
+    first_document: int = 0,
+    progress: Progress = without_progress,
+) -> np.ndarray:
+    """Document ids of all remainder chunks: longest first, equal lengths in document order.
+
+    A counting sort in blocks: the histogram says where each length begins, each block is sorted inside the cache and
+    scattered to its places. Unlike one large argsort, its memory traffic stays linear, and the result does not depend
+    on the machine or the numpy version.
+
+    Returns:
+        ``dtype`` [remainder chunks].
+    """
+    seq_length = len(remainders)
+    next_place = remainders.sum() - np.cumsum(remainders)  # after all longer ones
+    sorted_ids = np.empty(int(remainders.sum()), dtype=dtype)
+    for first, block in progress(_blocks(lengths), _num_blocks(lengths), "sorting documents"):
+        chunks = _remainders(block, seq_length)
+        counts = np.bincount(chunks, minlength=seq_length)
+        order = _stable_order(chunks, seq_length)[counts[0] :]
+        counts[0] = 0
+        chunks = chunks[order]
+        rank_in_length = np.arange(len(order)) - (np.cumsum(counts) - counts)[chunks]
+        sorted_ids[next_place[chunks] + rank_in_length] = order + (first + first_document)
+        next_place += counts
+    return sorted_ids
+
+
+def place_documents(
+    runs: list[Run], sorted_ids: np.ndarray, document_ids: np.ndarray, progress: Progress = without_progress
+) -> None:
+    """Write each sequence's documents into ``document_ids``, run after run, a strided copy for each move.
+
+    A move may have been made before its run was split; each part takes its own share of the move's documents.
+    """
+    entry = 0
+    for run in progress(runs, len(runs), "placing documents"):
+        end = entry + run.count * run.chunks
+        sequences = document_ids[entry:end].reshape(run.count, run.chunks)
+        column, move = run.chunks, run.last_move
+        while move is not None:
+            start = move.start + (run.first_sequence - move.first_sequence) * move.per_sequence
+            share = sorted_ids[start : start + run.count * move.per_sequence]
+            sequences[:, column - move.per_sequence : column] = share.reshape(run.count, move.per_sequence)
+            column, move = column - move.per_sequence, move.previous
+        entry = end
+
+
+def run_rows(runs: list[Run], first_sequence: int) -> np.ndarray:
+    """The runs as rows of a ``SequenceTable``, neighbours with equally many chunks a sequence joined.
+
+    Args:
+        first_sequence: number of sequences before the runs.
+
+    Returns:
+        int64 [runs, 3].
+    """
+    rows = np.array([(run.first_sequence, run.count, run.chunks) for run in runs], dtype=np.int64).reshape(-1, 3)
+    entries = np.cumsum(rows[:, 1] * rows[:, 2]) - rows[:, 1] * rows[:, 2]
+    rows = np.stack([rows[:, 0] + first_sequence, entries, rows[:, 2]], axis=1)
+    return rows[np.diff(rows[:, 2], prepend=0) != 0]
+
+
+def _per_sequence(space: int, length: int, chunks: int, cap: int | None) -> int:
+    """How many more chunks of ``length`` a sequence takes."""
+    fitting = space // length
+    return fitting if cap is None else min(fitting, cap - chunks)
+
+
+def _blocks(lengths: Any) -> Iterator[tuple[int, np.ndarray]]:
+    for first in range(0, len(lengths), BLOCK):
+        yield first, lengths[first : first + BLOCK]
+
+
+def _num_blocks(lengths: Any) -> int:
+    return -(-len(lengths) // BLOCK)
+
+
+def _remainders(block: np.ndarray, seq_length: int) -> np.ndarray:
+    """Lengths of the remainder chunks of a block, 0 for none, in the smallest dtype that numpy sorts by radix."""
+    if seq_length > np.iinfo(block.dtype).max:
+        return block
+    return (block % block.dtype.type(seq_length)).astype(np.uint16 if seq_length <= 1 << 16 else np.uint32)
+
+
+def _stable_order(chunks: np.ndarray, seq_length: int) -> np.ndarray:
+    """Indices that sort a block, ties in order: a radix sort of 16-bit lengths, else of unique 64-bit keys."""
+    if chunks.dtype.itemsize <= 2:
+        return np.argsort(chunks, kind="stable")
+    keys = chunks.astype(np.uint64) << np.uint64(18) | np.arange(len(chunks), dtype=np.uint64)
+    keys.sort()
+    return (keys & np.uint64(BLOCK - 1)).astype(np.int64)

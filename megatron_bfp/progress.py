@@ -1,0 +1,36 @@
+"""Progress of anything that takes longer than two seconds: a bar on a terminal, plain lines elsewhere."""
+
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+
+from .packing import Progress
+
+FIRST_SECONDS = 2.0
+LINE_SECONDS = 10.0
+
+
+def terminal_progress(blocks: Iterable, number: int | None, description: str) -> Iterable:
+    """A ``Progress`` on standard error: tqdm's bar on a terminal, else a line every ten seconds."""
+    if sys.stderr.isatty():
+        from tqdm import tqdm
+
+        return tqdm(blocks, total=number, desc=description, delay=FIRST_SECONDS, leave=False)
+    return _in_lines(blocks, number, description, lambda line: print(line, file=sys.stderr, flush=True))
+
+
+def log_progress(logger: logging.Logger) -> Progress:
+    """A ``Progress`` that writes lines to a logger, for use inside training."""
+    return lambda blocks, number, description: _in_lines(blocks, number, description, logger.info)
+
+
+def _in_lines(blocks: Iterable, number: int | None, description: str, say: Callable[[str], None]) -> Iterator:
+    start = time.monotonic()
+    due = start + FIRST_SECONDS
+    for done, block in enumerate(blocks):
+        if time.monotonic() >= due:
+            share = f"{100 * done // number} %" if number else f"{done} blocks"
+            say(f"{description}: {share} after {time.monotonic() - start:.0f} s")
+            due = time.monotonic() + LINE_SECONDS
+        yield block

@@ -1,0 +1,92 @@
+"""One training sequence to the arrays a model trains on: tokens, labels, loss mask, positions, boundaries.
+
+A sample has L positions, all inputs. Each label is the next token of the same document, read from the document itself:
+at the end of a chunk that is not its document's last, it is the first token of the next chunk; at the end of a document
+there is none. So over an epoch every token is an input exactly once, and every token but a document's first is a target
+exactly once. Where there is a target is decided by position from the index, never by the value of a token: padding may
+equal EOD, and EOD may occur inside a text.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .indexed_dataset import IndexedDataset
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The arrays of one sample of L positions. Each is freshly made; none shares memory with another sample's."""
+
+    tokens: np.ndarray
+    """int64 [L]: the chunks one after another, then padding (0)."""
+    labels: np.ndarray
+    """int64 [L]: the next token of the same document, 0 where there is none."""
+    loss_mask: np.ndarray
+    """float32 [L]: 1 where there is a target, else 0."""
+    position_ids: np.ndarray
+    """int64 [L]: 0 .. L - 1, or from 0 in every chunk with ``reset_position_ids``."""
+    cu_seqlens: np.ndarray
+    """int32 [L + 1]: chunk boundaries 0 < b1 < b2 < ..., then L to the end. Padding is a segment of its own."""
+    max_seqlen: np.ndarray
+    """int32 []: positions of the longest segment, the padding's included."""
+
+
+def build_sample(
+    dataset: IndexedDataset,
+    chunks: np.ndarray,
+    seq_length: int,
+    reset_position_ids: bool = False,
+    masked_input: int | None = None,
+) -> Sample:
+    """Read the chunks of one sequence.
+
+    Args:
+        chunks: int64 [k, 3]: document, offset and length (tokens), as ``SequenceIndex.chunks`` gives them.
+        reset_position_ids: positions restart at every chunk.
+        masked_input: a token id whose positions get no loss (EOD with Megatron's ``eod_mask_loss``).
+
+    Raises:
+        IndexedDatasetError: the dataset is damaged.
+    """
+    tokens = np.zeros(seq_length, dtype=np.int64)
+    labels = np.zeros(seq_length, dtype=np.int64)
+    loss_mask = np.zeros(seq_length, dtype=np.float32)
+    position_ids = np.arange(seq_length, dtype=np.int64)
+    cu_seqlens = np.full(seq_length + 1, seq_length, dtype=np.int32)
+    cu_seqlens[0] = end = 0
+    document_starts, document_ends = dataset.spans(chunks[:, 0])
+    starts = document_starts + chunks[:, 1]
+    for i, (start, length, document_end) in enumerate(
+        zip(starts.tolist(), chunks[:, 2].tolist(), document_ends.tolist())
+    ):
+        begin, end = end, end + length
+        targets = min(length, document_end - start - 1)
+        found = dataset.tokens(start, max(length, targets + 1))
+        tokens[begin:end] = found[:length]
+        labels[begin : begin + targets] = found[1 : targets + 1]
+        loss_mask[begin : begin + targets] = 1.0
+        cu_seqlens[i + 1] = end
+        if reset_position_ids:
+            position_ids[begin:end] -= begin
+    if masked_input is not None:
+        loss_mask[:end][tokens[:end] == masked_input] = 0.0
+    if reset_position_ids:
+        position_ids[end:] -= end
+    max_seqlen = np.asarray(np.diff(cu_seqlens[: len(chunks) + 2]).max())
+    return Sample(tokens, labels, loss_mask, position_ids, cu_seqlens, max_seqlen)
+
+
+def dense_attention_mask(cu_seqlens: np.ndarray) -> np.ndarray:
+    """Megatron's attention mask of a sample, quadratic in L; only for users who ask for one.
+
+    Args:
+        cu_seqlens: int32 [L + 1].
+
+    Returns:
+        bool [1, L, L]: True where a query (second axis) must not see a key (third axis).
+    """
+    positions = np.arange(cu_seqlens[-1])
+    segment = np.searchsorted(cu_seqlens, positions, side="right")
+    visible = (segment[:, None] == segment[None, :]) & (positions[:, None] >= positions[None, :])
+    return ~visible[None]
