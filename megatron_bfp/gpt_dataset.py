@@ -149,7 +149,7 @@ class BFPGPTDataset(GPTDataset):
         """
         sample = build_sample(
             self.dataset,
-            self.sequence_index.chunks(self.sequence_of(0 if idx is None else idx)),
+            self.sequence_index.positions(self.sequence_of(0 if idx is None else idx)),
             self.config.sequence_length,
             bool(self.config.reset_position_ids),
             self.masked_input,

@@ -103,17 +103,19 @@ class IndexedDataset:
             IndexError: no such document.
             IndexedDatasetError: the .idx contradicts itself there.
         """
-        if len(documents) and not (0 <= documents.min() and documents.max() < self.num_documents):
+        if len(documents) == 0 or documents.min() < 0 or documents.max() >= self.num_documents:
             raise IndexError(f"{self.prefix}: documents {documents.tolist()} are not all in [0, {self.num_documents})")
         first_sequences, end_sequences = self.document_indices[documents], self.document_indices[documents + 1]
         starts, ends = self._pointer(first_sequences), self._pointer(end_sequences)
-        stated = self._lengths_or_zero(first_sequences) * self.dtype.itemsize
-        single = first_sequences + 1 == end_sequences
-        wrong = (first_sequences < 0) | (first_sequences > end_sequences) | (end_sequences > self.num_sequences)
-        wrong |= (starts < 0) | (starts > ends) | (single & (ends - starts != stated))
-        self._refuse(wrong, documents, "document", "length or pointer")
-        for first, end in zip(first_sequences[~single].tolist(), end_sequences[~single].tolist()):
-            self._check_sequences(first, end)
+        single = end_sequences - first_sequences == 1
+        stated = self._length(first_sequences) * np.int64(self.dtype.itemsize)
+        wrong = (first_sequences < 0) | (end_sequences > self.num_sequences) | (starts < 0) | (starts > ends)
+        wrong |= single & (ends - starts != stated)
+        if wrong.any():
+            self._refuse(wrong, documents, "document", "length or pointer")
+        if not single.all():
+            for first, end in zip(first_sequences[~single].tolist(), end_sequences[~single].tolist()):
+                self._check_sequences(first, end)
         return starts // self.dtype.itemsize, ends // self.dtype.itemsize
 
     def tokens(self, start: int, count: int) -> np.ndarray:
@@ -223,13 +225,15 @@ class IndexedDataset:
         """int64 [k]: where sequences start in the .bin, in bytes; its end for the sequence after the last."""
         if not self.num_sequences:
             return np.zeros(len(sequences), dtype=np.int64)
-        inside = np.clip(sequences, 0, self.num_sequences - 1)
-        return np.where(sequences == inside, self.sequence_pointers[inside], self._bin_bytes)
+        pointers = self.sequence_pointers.take(sequences, mode="clip")
+        pointers[sequences >= self.num_sequences] = self._bin_bytes
+        return pointers
 
-    def _lengths_or_zero(self, sequences: np.ndarray) -> np.ndarray:
+    def _length(self, sequences: np.ndarray) -> np.ndarray:
+        """int64 [k]: tokens of sequences; anything for a sequence that is not there."""
         if not self.num_sequences:
             return np.zeros(len(sequences), dtype=np.int64)
-        return self.sequence_lengths[np.clip(sequences, 0, self.num_sequences - 1)].astype(np.int64)
+        return self.sequence_lengths.take(sequences, mode="clip").astype(np.int64)
 
     def _read(self, start: int, count: int) -> np.ndarray:
         """Read without a memory map. A read may return less than asked for, so go on until the file ends."""

@@ -14,9 +14,12 @@ LINE_SECONDS = 10.0
 def terminal_progress(blocks: Iterable, number: int | None, description: str) -> Iterable:
     """A ``Progress`` on standard error: tqdm's bar on a terminal, else a line every ten seconds."""
     if sys.stderr.isatty():
-        from tqdm import tqdm
-
-        return tqdm(blocks, total=number, desc=description, delay=FIRST_SECONDS, leave=False)
+        try:
+            from tqdm import tqdm
+        except ImportError:  # it comes with the preprocess extra; the core works without it
+            pass
+        else:
+            return tqdm(blocks, total=number, desc=description, delay=FIRST_SECONDS, leave=False)
     return _in_lines(blocks, number, description, lambda line: print(line, file=sys.stderr, flush=True))
 
 

@@ -34,7 +34,7 @@ class Sample:
 
 def build_sample(
     dataset: IndexedDataset,
-    chunks: np.ndarray,
+    positions: np.ndarray,
     seq_length: int,
     reset_position_ids: bool = False,
     masked_input: int | None = None,
@@ -42,7 +42,8 @@ def build_sample(
     """Read the chunks of one sequence.
 
     Args:
-        chunks: int64 [k, 3]: document, offset and length (tokens), as ``SequenceIndex.chunks`` gives them.
+        positions: int64 [k, 3]: start and end of each chunk and the end of its document in the .bin (tokens), as
+            ``SequenceIndex.positions`` gives them.
         reset_position_ids: positions restart at every chunk.
         masked_input: a token id whose positions get no loss (EOD with Megatron's ``eod_mask_loss``).
 
@@ -55,25 +56,22 @@ def build_sample(
     position_ids = np.arange(seq_length, dtype=np.int64)
     cu_seqlens = np.full(seq_length + 1, seq_length, dtype=np.int32)
     cu_seqlens[0] = end = 0
-    document_starts, document_ends = dataset.spans(chunks[:, 0])
-    starts = document_starts + chunks[:, 1]
-    for i, (start, length, document_end) in enumerate(
-        zip(starts.tolist(), chunks[:, 2].tolist(), document_ends.tolist())
-    ):
-        begin, end = end, end + length
-        targets = min(length, document_end - start - 1)
-        found = dataset.tokens(start, max(length, targets + 1))
-        tokens[begin:end] = found[:length]
-        labels[begin : begin + targets] = found[1 : targets + 1]
-        loss_mask[begin : begin + targets] = 1.0
+    for i, (chunk_start, chunk_end, document_end) in enumerate(positions.tolist()):
+        begin, end = end, end + chunk_end - chunk_start
+        next_end = min(chunk_end + 1, document_end)  # one token more where the document goes on: the last target
+        num_targets = next_end - chunk_start - 1
+        found = dataset.tokens(chunk_start, next_end - chunk_start)
+        tokens[begin:end] = found[: end - begin]
+        labels[begin : begin + num_targets] = found[1:]
+        loss_mask[begin : begin + num_targets] = 1.0
         cu_seqlens[i + 1] = end
         if reset_position_ids:
             position_ids[begin:end] -= begin
-    if masked_input is not None:
-        loss_mask[:end][tokens[:end] == masked_input] = 0.0
     if reset_position_ids:
         position_ids[end:] -= end
-    max_seqlen = np.asarray(np.diff(cu_seqlens[: len(chunks) + 2]).max())
+    if masked_input is not None:
+        loss_mask[:end][tokens[:end] == masked_input] = 0.0
+    max_seqlen = np.asarray(np.diff(cu_seqlens[: len(positions) + 2]).max())
     return Sample(tokens, labels, loss_mask, position_ids, cu_seqlens, max_seqlen)
 
 

@@ -139,17 +139,40 @@ class SequenceIndex:
             IndexError: no such sequence.
             SequenceIndexError: the entry cannot be right: a document outside the range, or more tokens than fit.
         """
+        return self._read(sequence)[0]
+
+    def positions(self, sequence: int) -> np.ndarray:
+        """Where the chunks of one sequence lie in the .bin.
+
+        Returns:
+            int64 [k, 3]: start and end of each chunk and the end of its document, in tokens from the start of the .bin.
+
+        Raises:
+            As ``chunks``.
+        """
+        chunks, starts, ends = self._read(sequence)
+        chunk_starts = starts + chunks[:, 1]
+        return np.stack([chunk_starts, chunk_starts + chunks[:, 2], ends], axis=1)
+
+    def _read(self, sequence: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Chunks, and the starts and ends of their documents in the .bin."""
         documents, full_chunk_offset = self.table.documents(sequence)
-        key = self.key
-        if documents.min() < key.first_document or documents.max() >= key.end_document:
-            raise SequenceIndexError(_damaged(self.path, self.dataset.prefix, f"sequence {sequence} is out of range"))
+        first, last = documents.min(), documents.max()
+        if first < self.key.first_document or last >= self.key.end_document:
+            self._refuse(sequence, f"names document {last if first >= self.key.first_document else first}")
         starts, ends = self.dataset.spans(documents)
-        chunks = chunk_rows(documents, full_chunk_offset, ends - starts, key.seq_length)
-        if chunks[:, 1].min() < 0 or chunks[:, 2].min() < 1 or np.any(chunks[:, 1] + chunks[:, 2] > ends - starts):
-            raise SequenceIndexError(_damaged(self.path, self.dataset.prefix, f"sequence {sequence} is impossible"))
-        if chunks[:, 2].sum() > key.seq_length:
-            raise SequenceIndexError(_damaged(self.path, self.dataset.prefix, f"sequence {sequence} is too long"))
-        return chunks
+        lengths = ends - starts
+        chunks = chunk_rows(documents, full_chunk_offset, lengths, self.key.seq_length)
+        if chunks[:, 2].min() < 1:
+            self._refuse(sequence, "has an empty chunk")
+        if (chunks[:, 1] < 0).any() or (chunks[:, 1] + chunks[:, 2] > lengths).any():
+            self._refuse(sequence, "has a chunk outside its document")
+        if chunks[:, 2].sum() > self.key.seq_length:
+            self._refuse(sequence, "has more tokens than fit")
+        return chunks, starts, ends
+
+    def _refuse(self, sequence: int, reason: str) -> None:
+        raise SequenceIndexError(_damaged(self.path, self.dataset.prefix, f"sequence {sequence} {reason}"))
 
 
 def index_directory(prefix: str) -> str:

@@ -1,0 +1,38 @@
+"""What all command lines share: an error is one line on standard error and exit status 2."""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from .errors import BFPError
+
+
+class Parser(argparse.ArgumentParser):
+    """An ArgumentParser whose errors are one line, and which takes ``--split -1,1,0`` for a value and not an option."""
+
+    def parse_known_args(self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None):
+        """As argparse's, after joining ``--split VALUE`` to ``--split=VALUE``."""
+        args = list(sys.argv[1:] if args is None else args)
+        for place in range(len(args) - 1):
+            if args[place] == "--split":
+                args[place : place + 2] = [f"--split={args[place + 1]}"]
+                break
+        return super().parse_known_args(args, namespace)
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with status 2 and one line."""
+        self.exit(2, f"{self.prog}: error: {message}\n")
+
+
+def run(main: Callable[[], None], name: str) -> int:
+    """Run a command and turn its errors into an exit status: 0 done, 2 bad options or input, 130 interrupted."""
+    try:
+        main()
+    except BFPError as error:
+        print(f"{name}: error: {error}", file=sys.stderr, flush=True)
+        return 2
+    except KeyboardInterrupt:
+        print(f"{name}: interrupted", file=sys.stderr, flush=True)
+        return 130
+    return 0

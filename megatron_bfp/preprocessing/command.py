@@ -1,0 +1,165 @@
+"""``megatron-bfp-preprocess``, also ``tools/preprocess_bfp.py``: documents to a dataset, datasets to sequence indexes."""
+
+import argparse
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+
+from ..command_line import Parser, run
+from ..errors import OptionError
+from ..indexed_dataset import IndexedDataset, bin_path, idx_path
+from ..packing import checked_cap, checked_count
+from ..progress import terminal_progress
+from ..report import cut_by_concatenation, cut_by_packing, format_table
+from ..sequence_index import IndexKey, SequenceIndex, build, document_range, index_directory
+from ..splits import SPLIT_NAMES, split_fractions
+from .dataset import TokenizerOptions, write_dataset
+
+NAME = "preprocess_bfp"
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Parse the command line and do what it says.
+
+    Raises:
+        BFPError: bad options or input.
+    """
+    options = _parse(argv)
+    if options.indexed:
+        prefixes, empty = options.indexed, [0] * len(options.indexed)
+        datasets = [IndexedDataset(prefix) for prefix in prefixes]
+    else:
+        prefixes = [f"{options.output_prefix}_{key}_document" for key in options.json_keys]
+        empty = [_write(options, key, prefix) for key, prefix in zip(options.json_keys, prefixes)]
+        datasets = [IndexedDataset(prefix) for prefix in prefixes]
+    rows = [row for dataset in datasets for row in _build_indexes(dataset, options)]
+    _print_datasets(datasets, empty)
+    _print_indexes(rows)
+
+
+def console() -> int:
+    """The command's exit status: 0 done, 2 bad options or input."""
+    return run(main, NAME)
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = Parser(
+        prog=NAME,
+        description="Tokenize documents into a Megatron dataset (.bin/.idx) and build its best-fit packed sequence "
+        "index, or build the index of a dataset that exists (--indexed).",
+    )
+    source = parser.add_argument_group("documents to a dataset")
+    source.add_argument("--input", nargs="+", metavar="FILE", help="JSON Lines, one document's object a line")
+    source.add_argument("--json-keys", nargs="+", default=["text"], metavar="KEY", help="a dataset for each")
+    source.add_argument("--output-prefix", metavar="OUT", help="writes OUT_KEY_document.bin, .idx and .bfp/")
+    source.add_argument("--tokenizer-type", default="HuggingFaceTokenizer", help="default: %(default)s")
+    source.add_argument("--tokenizer-model", metavar="PATH", help="a tokenizer.json, or the folder that holds it")
+    source.add_argument("--eod-token", metavar="TEXT", help="the end-of-document token, where the tokenizer names none")
+    source.add_argument("--append-eod", action="store_true", help="end every document with the EOD token")
+    source.add_argument("--workers", type=int, default=1, metavar="N", help="processes that tokenize (default: 1)")
+    source.add_argument("--overwrite", action="store_true", help="replace a dataset or index that is there")
+    existing = parser.add_argument_group("datasets that exist")
+    existing.add_argument("--indexed", nargs="+", metavar="PREFIX", help="paths without .bin or .idx")
+    index = parser.add_argument_group("sequence index")
+    index.add_argument("--seq-length", nargs="+", type=int, required=True, metavar="L", help="tokens a sequence")
+    index.add_argument("--split", help="an index for each split, as in training: 969,30,1 (default: one for all)")
+    index.add_argument("--max-documents-per-sequence", type=int, metavar="N", help="default: no limit")
+    options = parser.parse_args(argv)
+    _check(options)
+    return options
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Refuse what cannot work before anything is read or written."""
+    if bool(options.input) == bool(options.indexed):
+        raise OptionError("give either --input or --indexed")
+    for seq_length in options.seq_length:
+        checked_count("--seq-length", seq_length)
+    checked_count("--workers", options.workers)
+    checked_cap(options.max_documents_per_sequence)
+    if options.split is not None:
+        split_fractions(options.split)
+    if options.indexed:
+        return
+    for name in ("output_prefix", "tokenizer_model"):
+        if not getattr(options, name):
+            raise OptionError(f"--{name.replace('_', '-')} is needed with --input")
+    for path in options.input:
+        if not os.path.isfile(path):
+            raise OptionError(f"--input {path}: no such file")
+    folder = os.path.dirname(os.path.abspath(options.output_prefix))
+    if not os.path.isdir(folder):
+        raise OptionError(f"--output-prefix {options.output_prefix}: there is no folder {folder}")
+    for key in options.json_keys:
+        prefix = f"{options.output_prefix}_{key}_document"
+        if not options.overwrite and _is_there(prefix):
+            raise OptionError(
+                f"{prefix}: a dataset of this name exists; choose another --output-prefix, give --overwrite, or build "
+                f"its sequence indexes with --indexed {prefix}"
+            )
+
+
+def _is_there(prefix: str) -> bool:
+    """Whether writing a dataset would replace one. A .bin without its .idx may be what a killed run left."""
+    if os.path.exists(idx_path(prefix)) or os.path.exists(index_directory(prefix)):
+        return True
+    return os.path.exists(bin_path(prefix)) and not os.path.exists(idx_path(prefix) + ".part")
+
+
+def _write(options: argparse.Namespace, key: str, prefix: str) -> int:
+    tokenizer = TokenizerOptions(
+        options.tokenizer_type, options.tokenizer_model, options.eod_token, options.append_eod
+    )
+    num_empty = write_dataset(options.input, key, tokenizer, prefix, options.workers, terminal_progress)
+    shutil.rmtree(index_directory(prefix), ignore_errors=True)  # with --overwrite: indexes of the dataset before
+    return num_empty
+
+
+def _build_indexes(dataset: IndexedDataset, options: argparse.Namespace) -> list[tuple[str, SequenceIndex]]:
+    """The indexes of a dataset, each with its split's name."""
+    if options.split is None:
+        splits = {"all": (0.0, 1.0)}
+    else:
+        splits = {
+            name: fractions for name, fractions in zip(SPLIT_NAMES, split_fractions(options.split)) if fractions
+        }
+    built = []
+    for seq_length in options.seq_length:
+        for name, fractions in splits.items():
+            first, end = document_range(fractions, dataset.num_documents)
+            key = IndexKey(seq_length, first, end, options.max_documents_per_sequence)
+            directory = index_directory(dataset.prefix)
+            built.append((name, build(dataset, key, directory, options.overwrite, terminal_progress)))
+    return built
+
+
+def _print_datasets(datasets: list[IndexedDataset], empty: list[int]) -> None:
+    rows = []
+    for dataset, left_out in zip(datasets, empty):
+        rows.append([dataset.prefix, dataset.num_documents, left_out, dataset.num_tokens, str(dataset.dtype)])
+    print(format_table(["dataset", "documents", "empty, left out", "tokens", "dtype"], rows))
+    print()
+
+
+def _print_indexes(rows: list[tuple[str, SequenceIndex]]) -> None:
+    header = ["dataset", "index", "split", "documents", "empty documents", "tokens", "sequences", "padding", "padding %"]
+    counts, cuts = [], []
+    for split, index in rows:
+        key, found = index.key, index.counts
+        positions = found["sequences"] * key.seq_length
+        share = f"{100 * found['padding'] / positions:.4f}" if positions else "0"
+        names = ("documents", "empty_documents", "tokens", "sequences", "padding")
+        counts.append([os.path.basename(index.dataset.prefix), key.name, split, *(found[name] for name in names), share])
+        lengths = index.dataset.document_lengths.range(key.first_document, key.end_document)
+        concatenation, packing = cut_by_concatenation(lengths, key.seq_length), cut_by_packing(index)
+        for way, cut in (("concatenation", concatenation), ("packing", packing)):
+            cuts.append([*counts[-1][:3], way, cut.documents, cut.needlessly])
+    print(format_table(header, counts))
+    print()
+    print(format_table([*header[:3], "cut by", "documents cut", "of these, at most seq_length tokens long"], cuts))
+    print("Concatenation joins documents in file order and cuts every seq_length tokens.", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(console())

@@ -1,0 +1,106 @@
+"""Tokenizers: texts to token ids, with what Megatron asks of a tokenizer (``vocab_size``, ``eod``, ``pad``).
+
+Text is text: a document may contain the characters ``<|endoftext|>``, and they must not become the end-of-document
+token. Tokenizer libraries do that to every special token they find in a text, so encoding runs without them.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..errors import OptionError
+
+TOKENIZER_TYPES = ("HuggingFaceTokenizer",)
+
+
+class HuggingFaceTokenizer:
+    """A ``tokenizer.json``, run by the ``tokenizers`` library.
+
+    Args:
+        path: the file, or a folder that holds it.
+        eod_token: text of the end-of-document token. Without it, a folder's tokenizer_config.json must name an
+            ``eos_token``.
+        needs_eod: whether it is an error that there is none.
+
+    Attributes:
+        vocab_size: the highest token id and one more.
+        eod: id of the end-of-document token.
+        pad: always -1, the id Megatron uses for "none": masks come from positions.
+        unique_identifiers: what tells this tokenizer from others, for Megatron's dataset caches.
+
+    Raises:
+        OptionError: there is no such file, it is not a tokenizer, or there is no EOD.
+    """
+
+    pad = -1
+
+    def __init__(self, path: str, eod_token: str | None = None, needs_eod: bool = True) -> None:
+        file_path = os.path.join(path, "tokenizer.json") if os.path.isdir(path) else path
+        try:
+            with open(file_path, "rb") as file:
+                content = file.read()
+        except OSError as error:
+            raise OptionError(f"--tokenizer-model {file_path}: {error.strerror}") from None
+        try:
+            description = json.loads(content)
+            self._tokenizer = _from_description(_without_special_tokens(description))
+            vocabulary = _from_description(description).get_vocab(with_added_tokens=True)
+        except Exception as error:  # the library raises bare Exceptions
+            raise OptionError(f"--tokenizer-model {file_path}: not a Hugging Face tokenizer: {error}") from None
+        self.vocab_size = max(vocabulary.values(), default=-1) + 1
+        eod_token = eod_token if eod_token is not None else _configured_eod(path)
+        if eod_token is None and needs_eod:
+            raise OptionError(f"--tokenizer-model {path}: names no end-of-document token; give it with --eod-token")
+        if eod_token is not None and eod_token not in vocabulary:
+            raise OptionError(f"--eod-token {eod_token!r}: not in the vocabulary of {file_path}")
+        self.eod = None if eod_token is None else vocabulary[eod_token]
+        self.unique_identifiers = {
+            "class": type(self).__name__,
+            "sha256": hashlib.sha256(content).hexdigest(),
+            "eod": self.eod,
+        }
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Token ids of each text, int32 [length], without any special token."""
+        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
+
+
+def load_tokenizer(tokenizer_type: str, path: str, eod_token: str | None = None, needs_eod: bool = True):
+    """The tokenizer that Megatron's ``--tokenizer-type`` and ``--tokenizer-model`` name.
+
+    Raises:
+        OptionError: no such type, or as the type's class.
+    """
+    if tokenizer_type not in TOKENIZER_TYPES:
+        raise OptionError(f"--tokenizer-type {tokenizer_type}: choose one of {', '.join(TOKENIZER_TYPES)}")
+    return HuggingFaceTokenizer(path, eod_token, needs_eod)
+
+
+def _from_description(description: dict[str, Any]):
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_str(json.dumps(description))
+
+
+def _without_special_tokens(description: dict[str, Any]) -> dict[str, Any]:
+    """The tokenizer as it must treat a document: no special token in a text, nothing cut, nothing added."""
+    added = [token for token in description.get("added_tokens") or [] if not token.get("special")]
+    return description | {"added_tokens": added, "post_processor": None, "truncation": None, "padding": None}
+
+
+def _configured_eod(path: str) -> str | None:
+    """The ``eos_token`` of a tokenizer's folder."""
+    config_path = os.path.join(path, "tokenizer_config.json")
+    if not os.path.isfile(config_path):
+        return None
+    try:
+        with open(config_path, encoding="utf-8") as file:
+            token = json.load(file).get("eos_token")
+    except (ValueError, AttributeError) as error:
+        raise OptionError(f"--tokenizer-model {config_path}: not JSON: {error}") from None
+    return token.get("content") if isinstance(token, dict) else token
