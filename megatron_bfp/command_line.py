@@ -25,12 +25,17 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {message}\n")
 
 
-def run(main: Callable[[], None], name: str) -> int:
-    """Run a command and turn its errors into an exit status: 0 done, 2 bad options or input, 130 interrupted."""
+def run(main: Callable[[], None], name: str, quiet: bool = False) -> int:
+    """Run a command and turn its errors into an exit status: 0 done, 2 bad options or input, 130 interrupted.
+
+    Args:
+        quiet: print nothing; for all but one of several processes that do the same.
+    """
     try:
         main()
     except BFPError as error:
-        print(f"{name}: error: {error}", file=sys.stderr, flush=True)
+        if not quiet:
+            print(f"{name}: error: {error}", file=sys.stderr, flush=True)
         return 2
     except KeyboardInterrupt:
         print(f"{name}: interrupted", file=sys.stderr, flush=True)

@@ -1,0 +1,136 @@
+"""Options of ``pretrain_gpt.py``, under Megatron's names, checked before anything is built."""
+
+import argparse
+import os
+from collections.abc import Sequence
+
+from megatron_bfp.command_line import Parser
+from megatron_bfp.errors import OptionError
+from megatron_bfp.packing import checked_cap, checked_count
+from megatron_bfp.splits import split_fractions
+
+
+def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options.
+
+    Raises:
+        OptionError: one has a value that cannot be honoured.
+    """
+    parser = Parser(prog="pretrain_gpt", description="Pre-train a GPT model (LLaMA architecture) on packed documents.")
+    _add_model(parser.add_argument_group("model"))
+    _add_training(parser.add_argument_group("training"))
+    _add_data(parser.add_argument_group("data"))
+    _add_checkpoints(parser.add_argument_group("checkpoints and log"))
+    options = parser.parse_args(argv)
+    _check(options)
+    if options.ffn_hidden_size is None:
+        options.ffn_hidden_size = -(-8 * options.hidden_size // 3 // 64) * 64  # LLaMA's 8/3, in multiples of 64
+    return options
+
+
+def _add_model(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--num-layers", type=int, required=True)
+    group.add_argument("--hidden-size", type=int, required=True)
+    group.add_argument("--ffn-hidden-size", type=int, help="default: 8/3 of the hidden size, as LLaMA's")
+    group.add_argument("--num-attention-heads", type=int, required=True)
+    group.add_argument("--group-query-attention", action="store_true")
+    group.add_argument("--num-query-groups", type=int, default=1, help="with --group-query-attention")
+    group.add_argument("--rotary-base", type=int, default=10000)
+    group.add_argument("--norm-epsilon", type=float, default=1e-5)
+    group.add_argument("--init-method-std", type=float, default=0.02)
+    group.add_argument("--make-vocab-size-divisible-by", type=int, default=128)
+
+
+def _add_training(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--micro-batch-size", type=int, required=True)
+    group.add_argument("--global-batch-size", type=int, help="default: micro-batch size times data-parallel size")
+    group.add_argument("--train-iters", type=int, required=True)
+    group.add_argument("--exit-interval", type=int, help="save and stop at a multiple of this iteration")
+    group.add_argument("--lr", type=float, default=3e-4)
+    group.add_argument("--min-lr", type=float, default=0.0)
+    group.add_argument("--lr-decay-style", choices=("cosine", "constant"), default="cosine")
+    group.add_argument("--lr-decay-iters", type=int, help="default: --train-iters")
+    group.add_argument("--lr-warmup-iters", type=int, default=0)
+    group.add_argument("--weight-decay", type=float, default=0.1)
+    group.add_argument("--adam-beta1", type=float, default=0.9)
+    group.add_argument("--adam-beta2", type=float, default=0.95)
+    group.add_argument("--adam-eps", type=float, default=1e-8)
+    group.add_argument("--clip-grad", type=float, default=1.0, help="largest norm of the gradient; 0 for no limit")
+    group.add_argument("--bf16", action="store_true")
+    group.add_argument("--seed", type=int, default=1234)
+    group.add_argument("--zero-stage", type=int, choices=(0, 1), default=0)
+    group.add_argument("--deepspeed", action="store_true", help="accepted for existing scripts; always on")
+    group.add_argument("--distributed-backend", choices=("nccl", "gloo"), help="default: nccl on GPUs, else gloo")
+    group.add_argument("--local_rank", "--local-rank", type=int, default=0, help="set by the launcher")
+
+
+def _add_data(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--data-impl", choices=("bfp", "mmap"), default="bfp", help="best-fit packing or concatenation")
+    group.add_argument("--data-path", nargs="+", required=True, metavar="[WEIGHT] PREFIX")
+    group.add_argument("--split", default="969,30,1")
+    group.add_argument("--data-cache-path", help="where indexes go that cannot stand beside the data")
+    group.add_argument("--num-workers", type=int, default=2, help="processes that read samples, for each rank")
+    group.add_argument("--num-dataset-builder-threads", type=int, default=1)
+    group.add_argument("--seq-length", type=int, required=True)
+    group.add_argument("--max-documents-per-sequence", type=int)
+    group.add_argument("--reset-position-ids", action="store_true")
+    group.add_argument("--eod-mask-loss", action="store_true")
+    group.add_argument("--tokenizer-type", default="HuggingFaceTokenizer")
+    group.add_argument("--tokenizer-model", required=True)
+    group.add_argument("--eod-token")
+
+
+def _add_checkpoints(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--save", metavar="FOLDER")
+    group.add_argument("--load", metavar="FOLDER", help="resume from its latest checkpoint, if there is one")
+    group.add_argument("--save-interval", type=int)
+    group.add_argument("--log-interval", type=int, default=1)
+
+
+def _check(options: argparse.Namespace) -> None:
+    at_least_one = ("num_layers", "hidden_size", "num_attention_heads", "num_query_groups", "micro_batch_size")
+    at_least_one += ("train_iters", "seq_length", "log_interval", "num_dataset_builder_threads")
+    for name in at_least_one:
+        checked_count(f"--{name.replace('_', '-')}", getattr(options, name))
+    for name in ("global_batch_size", "exit_interval", "lr_decay_iters", "save_interval", "ffn_hidden_size"):
+        if getattr(options, name) is not None:
+            checked_count(f"--{name.replace('_', '-')}", getattr(options, name))
+    checked_cap(options.max_documents_per_sequence)
+    split_fractions(options.split)
+    blend(options.data_path)
+    if options.num_workers < 0 or options.lr_warmup_iters < 0:
+        raise OptionError("--num-workers and --lr-warmup-iters must not be negative")
+    if options.hidden_size % options.num_attention_heads:
+        raise OptionError("--hidden-size must be a multiple of --num-attention-heads")
+    if options.group_query_attention and options.num_attention_heads % options.num_query_groups:
+        raise OptionError("--num-attention-heads must be a multiple of --num-query-groups")
+    if (options.save_interval or options.exit_interval) and not options.save:
+        raise OptionError("--save-interval and --exit-interval need --save")
+    if options.data_impl == "mmap" and options.max_documents_per_sequence:
+        raise OptionError("--max-documents-per-sequence needs --data-impl bfp")
+    if options.load and os.path.exists(options.load) and not os.path.isdir(options.load):
+        raise OptionError(f"--load {options.load}: not a folder")
+
+
+def blend(data_path: Sequence[str]) -> tuple[list[str], list[float] | None]:
+    """Megatron's ``--data-path``: prefixes alone, or each after its weight.
+
+    Returns:
+        Prefixes, and weights or None.
+
+    Raises:
+        OptionError: it is neither.
+    """
+
+    def weight(text: str) -> float | None:
+        try:
+            return float(text)
+        except ValueError:
+            return None
+
+    weights = [weight(text) for text in data_path[::2]]
+    if weights[0] is None or len(data_path) == 1:
+        return list(data_path), None
+    if len(data_path) % 2 or any(found is None or not 0 < found < float("inf") for found in weights):
+        raise OptionError(f"--data-path {' '.join(data_path)}: give prefixes, or a weight above 0 before each prefix")
+    return list(data_path[1::2]), weights

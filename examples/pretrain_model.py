@@ -1,0 +1,76 @@
+"""megatron-core's GPTModel in the LLaMA architecture, with attention inside documents, on CPUs and GPUs."""
+
+import argparse
+
+import torch
+from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
+from megatron.core.models.gpt import GPTModel
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+from megatron_bfp.attention import with_document_attention
+
+
+class CPURotaryEmbedding(RotaryEmbedding):
+    """RotaryEmbedding that stays on the CPU; the original moves its frequencies to a GPU without asking for one."""
+
+    def get_emb(self, max_seq_len: int, offset: int = 0) -> torch.Tensor:
+        """Rotary angles of the positions from ``offset`` on, float32 [max_seq_len, 1, 1, head size]."""
+        angles = self.get_freqs_non_repeated(max_seq_len, offset)
+        return torch.cat((angles, angles), dim=-1)[:, None, None, :]
+
+
+def transformer_config(options: argparse.Namespace) -> TransformerConfig:
+    """The model's configuration; kernels that need CUDA or extra packages are off."""
+    dtype = torch.bfloat16 if options.bf16 else torch.float32
+    return TransformerConfig(
+        num_layers=options.num_layers,
+        hidden_size=options.hidden_size,
+        ffn_hidden_size=options.ffn_hidden_size,
+        num_attention_heads=options.num_attention_heads,
+        num_query_groups=options.num_query_groups if options.group_query_attention else None,
+        normalization="RMSNorm",
+        layernorm_epsilon=options.norm_epsilon,
+        gated_linear_unit=True,
+        activation_func=torch.nn.functional.silu,
+        add_bias_linear=False,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        init_method_std=options.init_method_std,
+        bf16=options.bf16,
+        params_dtype=dtype,
+        pipeline_dtype=dtype,
+        use_cpu_initialization=not torch.cuda.is_available(),
+        gradient_accumulation_fusion=False,
+        apply_rope_fusion=False,
+        persist_layer_norm=False,
+        masked_softmax_fusion=False,
+        bias_dropout_fusion=False,
+        bias_activation_fusion=False,
+    )
+
+
+def build_model(options: argparse.Namespace, vocab_size: int) -> GPTModel:
+    """A GPTModel whose forward takes ``packed_seq_params=document_boundaries(cu_seqlens)``.
+
+    megatron-core's parallel state and random number tracker must be initialised.
+
+    Args:
+        vocab_size: of the tokenizer; the embedding is padded to a multiple of ``make_vocab_size_divisible_by``.
+    """
+    multiple = options.make_vocab_size_divisible_by
+    config = transformer_config(options)
+    model = GPTModel(
+        config=config,
+        transformer_layer_spec=with_document_attention(get_gpt_layer_local_spec(normalization="RMSNorm")),
+        vocab_size=-(-vocab_size // multiple) * multiple,
+        max_sequence_length=options.seq_length,
+        share_embeddings_and_output_weights=False,
+        position_embedding_type="rope",
+        rotary_base=options.rotary_base,
+    )
+    if not torch.cuda.is_available():
+        model.rotary_pos_emb = CPURotaryEmbedding(
+            config.kv_channels, rotary_percent=1.0, rotary_base=options.rotary_base, use_cpu_initialization=True
+        )
+    return model

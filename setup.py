@@ -1,0 +1,33 @@
+"""Packaging of megatron_bfp. Pure Python: it installs without a compiler, and its core needs numpy alone."""
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+here = Path(__file__).parent
+version = re.search(r'__version__ = "(.+?)"', (here / "megatron_bfp" / "__init__.py").read_text()).group(1)
+
+TOKENIZERS = "tokenizers>=0.23,<0.24"
+TQDM = "tqdm>=4.66,<5"
+
+setup(
+    name="megatron-bfp",
+    version=version,
+    description="Best-fit Packing for Megatron: pre-training sequences without needless truncation",
+    long_description=(here / "README.md").read_text(),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    license_files=["LICENSE"],
+    python_requires=">=3.10",
+    packages=find_packages(include=["megatron_bfp", "megatron_bfp.*"]),
+    install_requires=["numpy>=1.26,<3"],
+    extras_require={
+        "preprocess": [TOKENIZERS, TQDM],
+        "deepspeed": ["deepspeed>=0.19.8,<0.20", "torch>=2.13,<2.14", "megatron-core>=0.16.1,<0.20", TOKENIZERS],
+        "flash-attn": ["flash-attn>=2.7,<3"],
+        "ray": ["ray>=2.60,<3"],
+        "test": ["pytest>=9,<10", "hypothesis>=6.150,<7", TOKENIZERS, TQDM],
+    },
+    entry_points={"console_scripts": ["megatron-bfp-preprocess = megatron_bfp.preprocessing.command:console"]},
+)
