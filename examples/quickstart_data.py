@@ -21,7 +21,11 @@ def source_files() -> Iterator[str]:
     seen = set()
     for root in sorted(roots):
         for folder, subfolders, names in os.walk(root):
-            subfolders.sort()
+            subfolders[:] = sorted(
+                subfolder
+                for subfolder in subfolders
+                if subfolder not in ("site-packages", "dist-packages")  # other environments' packages
+            )
             for name in sorted(names):
                 path = os.path.realpath(os.path.join(folder, name))
                 if name.endswith(".py") and path not in seen:

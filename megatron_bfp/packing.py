@@ -101,45 +101,46 @@ class SequenceTable:
     long_documents: np.ndarray
     """int64 [k, 2], as in ``Census``."""
 
-    def documents(self, sequence: int) -> tuple[np.ndarray, int | None]:
-        """The documents of one sequence, and where its chunks start.
-
-        Returns:
-            int64 [k] document ids, and for a full chunk its offset in the document (tokens), for remainder chunks None:
-            each starts at the last multiple of L in its document.
+    def entry(self, sequence: int) -> "Entry":
+        """What the table says of one sequence.
 
         Raises:
             IndexError: ``sequence`` is not in [0, num_sequences).
         """
         if not 0 <= sequence < self.num_sequences:
             raise IndexError(f"sequence {sequence} is not in [0, {self.num_sequences})")
-        num_full = int(self.long_documents[-1, 1]) if len(self.long_documents) else 0
-        if sequence < num_full:
-            row = int(np.searchsorted(self.long_documents[:, 1], sequence, side="right"))
+        num_full_chunks = int(self.long_documents[-1, 1]) if len(self.long_documents) else 0
+        if sequence < num_full_chunks:
+            row = int(np.searchsorted(self.long_documents[:-1, 1], sequence, side="right"))
             before = int(self.long_documents[row - 1, 1]) if row else 0
-            return self.long_documents[row, :1].astype(np.int64), (sequence - before) * self.seq_length
+            document = self.long_documents[row, :1].astype(np.int64)
+            return Entry(document, sequence - before, int(self.long_documents[row, 1]) - before)
         row = int(np.searchsorted(self.runs[:, 0], sequence, side="right")) - 1
         first_sequence, first_entry, chunks = self.runs[row].tolist()
         entry = first_entry + (sequence - first_sequence) * chunks
-        return self.document_ids[entry : entry + chunks].astype(np.int64), None
+        return Entry(self.document_ids[entry : entry + chunks].astype(np.int64), None, 0)
 
 
-def chunk_rows(
-    documents: np.ndarray, full_chunk_offset: int | None, lengths: np.ndarray, seq_length: int
-) -> np.ndarray:
-    """Rows (document, offset, length) from what ``SequenceTable.documents`` returns and the documents' lengths.
+class Entry(NamedTuple):
+    """One sequence in a ``SequenceTable``: a full chunk of one document, or remainder chunks of several."""
 
-    Returns:
-        int64 [k, 3]; offset and length in tokens.
-    """
-    rows = np.empty((len(documents), 3), dtype=np.int64)
-    rows[:, 0] = documents
-    if full_chunk_offset is not None:
-        rows[:, 1], rows[:, 2] = full_chunk_offset, seq_length
-    else:
-        rows[:, 2] = lengths % seq_length
-        rows[:, 1] = lengths - rows[:, 2]
-    return rows
+    documents: np.ndarray
+    """int64 [k]."""
+    full_chunk: int | None
+    """Number of the full chunk in its document, counted from 0; None for remainder chunks."""
+    full_chunks: int
+    """Number of full chunks the document has; 0 for remainder chunks, whose documents may have any."""
+
+    def chunks(self, lengths: np.ndarray, seq_length: int) -> np.ndarray:
+        """The chunks, given the documents' lengths: int64 [k, 3] of document, offset, length (tokens)."""
+        rows = np.empty((len(self.documents), 3), dtype=np.int64)
+        rows[:, 0] = self.documents
+        if self.full_chunk is None:
+            rows[:, 2] = lengths % seq_length
+            rows[:, 1] = lengths - rows[:, 2]
+        else:
+            rows[:, 1], rows[:, 2] = self.full_chunk * seq_length, seq_length
+        return rows
 
 
 @dataclass(frozen=True)
@@ -170,9 +171,8 @@ class Packing:
 
     def __getitem__(self, sequence: int) -> np.ndarray:
         """int64 [k, 3]: document, offset and length (tokens) of each chunk of the sequence, in order."""
-        documents, full_chunk_offset = self.table.documents(sequence)
-        lengths = np.asarray(self.lengths[documents], dtype=np.int64)
-        return chunk_rows(documents, full_chunk_offset, lengths, self.table.seq_length)
+        entry = self.table.entry(sequence)
+        return entry.chunks(self.lengths[entry.documents].astype(np.int64), self.table.seq_length)
 
 
 def pack(lengths: Any, seq_length: int, max_documents_per_sequence: int | None = None) -> Packing:

@@ -39,7 +39,6 @@ from .packing import (
     build_table,
     checked_cap,
     checked_count,
-    chunk_rows,
     id_dtype,
     take_census,
     without_progress,
@@ -137,7 +136,7 @@ class SequenceIndex:
 
         Raises:
             IndexError: no such sequence.
-            SequenceIndexError: the entry cannot be right: a document outside the range, or more tokens than fit.
+            SequenceIndexError: the entry contradicts the dataset or the sequence length.
         """
         return self._read(sequence)[0]
 
@@ -156,17 +155,17 @@ class SequenceIndex:
 
     def _read(self, sequence: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Chunks, and the starts and ends of their documents in the .bin."""
-        documents, full_chunk_offset = self.table.documents(sequence)
-        first, last = documents.min(), documents.max()
+        entry = self.table.entry(sequence)
+        first, last = entry.documents.min(), entry.documents.max()
         if first < self.key.first_document or last >= self.key.end_document:
             self._refuse(sequence, f"names document {last if first >= self.key.first_document else first}")
-        starts, ends = self.dataset.spans(documents)
+        starts, ends = self.dataset.spans(entry.documents)
         lengths = ends - starts
-        chunks = chunk_rows(documents, full_chunk_offset, lengths, self.key.seq_length)
+        if entry.full_chunk is not None and entry.full_chunks != lengths[0] // self.key.seq_length:
+            self._refuse(sequence, f"does not match the length of document {first}")
+        chunks = entry.chunks(lengths, self.key.seq_length)
         if chunks[:, 2].min() < 1:
             self._refuse(sequence, "has an empty chunk")
-        if (chunks[:, 1] < 0).any() or (chunks[:, 1] + chunks[:, 2] > lengths).any():
-            self._refuse(sequence, "has a chunk outside its document")
         if chunks[:, 2].sum() > self.key.seq_length:
             self._refuse(sequence, "has more tokens than fit")
         return chunks, starts, ends

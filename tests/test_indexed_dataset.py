@@ -1,0 +1,213 @@
+"""Reader and writer of .bin/.idx: the bytes are megatron-core's, and damage is found at open or at the read."""
+
+import filecmp
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+from conftest import ROOT, documents_of, write
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from megatron_bfp import IndexedDatasetError, InputError
+from megatron_bfp.indexed_dataset import HEADER_BYTES, IndexedDataset, IndexedDatasetWriter, optimal_dtype
+
+DTYPES = [np.uint16, np.int32]
+DTYPE_CODE_AT = 17
+# documents of sequences of tokens
+NESTED = st.lists(st.lists(st.lists(st.integers(0, 65535), max_size=6), max_size=4), max_size=8)
+
+
+def write_nested(prefix, documents, dtype):
+    with IndexedDatasetWriter(str(prefix), dtype) as writer:
+        for document in documents:
+            tokens = [token for sequence in document for token in sequence]
+            lengths = np.array([len(sequence) for sequence in document], dtype=np.int64)
+            writer.add(np.array(tokens, dtype=np.int64), lengths, [len(document)])
+        writer.finalize()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@settings(max_examples=60, deadline=None)
+@given(documents=NESTED)
+def test_bytes_are_those_of_megatron_core(documents, dtype, tmp_path_factory):
+    torch = pytest.importorskip("torch")
+    builder_module = pytest.importorskip("megatron.core.datasets.indexed_dataset")
+    folder = tmp_path_factory.mktemp("bytes")
+    builder = builder_module.IndexedDatasetBuilder(str(folder / "theirs.bin"), dtype=dtype)
+    for document in documents:
+        for sequence in document:
+            builder.add_item(torch.tensor(sequence, dtype=torch.int64))
+        builder.end_document()
+    builder.finalize(str(folder / "theirs.idx"))
+    write_nested(folder / "ours", documents, dtype)
+    assert filecmp.cmp(folder / "ours.bin", folder / "theirs.bin", shallow=False)
+    assert filecmp.cmp(folder / "ours.idx", folder / "theirs.idx", shallow=False)
+
+
+@pytest.mark.parametrize("mmap", [True, False])
+@settings(max_examples=60, deadline=None)
+@given(documents=NESTED)
+def test_what_was_written_is_read(documents, mmap, tmp_path_factory):
+    prefix = tmp_path_factory.mktemp("read") / "data"
+    write_nested(prefix, documents, np.uint16)
+    dataset = IndexedDataset(str(prefix), mmap)
+    flat = [[token for sequence in document for token in sequence] for document in documents]
+    assert [dataset.document(i).tolist() for i in range(dataset.num_documents)] == flat
+    lengths = dataset.document_lengths
+    assert lengths[:].tolist() == [len(document) for document in flat]
+    assert lengths[2:5].tolist() == [len(document) for document in flat[2:5]]
+    if flat:
+        assert lengths[np.arange(len(flat))].tolist() == [len(document) for document in flat]
+        assert lengths.range(1, len(flat))[0:2].tolist() == [len(document) for document in flat[1:3]]
+
+
+def test_blocks_of_documents_and_single_documents_write_the_same(tmp_path):
+    documents = documents_of([3, 0, 5, 1, 7])
+    write(tmp_path / "single", documents)
+    with IndexedDatasetWriter(str(tmp_path / "block"), np.uint16) as writer:
+        writer.add(np.concatenate([np.array(d, dtype=np.int32) for d in documents]), [len(d) for d in documents])
+        writer.finalize()
+    for suffix in (".bin", ".idx"):
+        assert filecmp.cmp(f"{tmp_path}/single{suffix}", f"{tmp_path}/block{suffix}", shallow=False)
+
+
+@pytest.mark.parametrize(
+    "vocab_size, dtype", [(65_499, np.uint16), (65_500, np.int32), (65_535, np.int32), (65_537, np.int32)]
+)
+def test_the_dtype_is_the_one_megatron_chooses(vocab_size, dtype):
+    assert optimal_dtype(vocab_size) is dtype
+
+
+@pytest.mark.parametrize("token", [-1, 65_536, 70_000])
+def test_a_token_that_does_not_fit_is_refused_and_nothing_is_left(tmp_path, token):
+    with pytest.raises(InputError, match="does not fit uint16"):
+        with IndexedDatasetWriter(str(tmp_path / "data"), np.uint16) as writer:
+            writer.add(np.array([1, token]), np.array([2]))
+    assert os.listdir(tmp_path) == []
+
+
+def test_lengths_that_do_not_add_up_are_refused(tmp_path):
+    with pytest.raises(InputError, match="add up"):
+        with IndexedDatasetWriter(str(tmp_path / "data"), np.uint16) as writer:
+            writer.add(np.array([1, 2]), np.array([3]))
+
+
+def test_without_finalize_nothing_appears(tmp_path):
+    with IndexedDatasetWriter(str(tmp_path / "data"), np.uint16) as writer:
+        writer.add(np.array([1, 2]), np.array([2]))
+    assert os.listdir(tmp_path) == []
+
+
+def test_two_writers_of_one_dataset_are_told(tmp_path):
+    with IndexedDatasetWriter(str(tmp_path / "data"), np.uint16):
+        with pytest.raises(IndexedDatasetError, match="another process"):
+            IndexedDatasetWriter(str(tmp_path / "data"), np.uint16)
+
+
+def test_a_killed_writer_leaves_no_dataset_and_does_not_disturb_the_next(tmp_path):
+    script = f"""
+        import os, signal, sys
+        sys.path.insert(0, {str(ROOT)!r})
+        import numpy as np
+        from megatron_bfp.indexed_dataset import IndexedDatasetWriter
+        writer = IndexedDatasetWriter({str(tmp_path / "data")!r}, np.uint16)
+        writer.add(np.arange(100_000) % 60_000, np.array([100_000]))
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    killed = subprocess.run([sys.executable, "-c", textwrap.dedent(script)])
+    assert killed.returncode == -signal.SIGKILL
+    with pytest.raises(IndexedDatasetError, match="no such file"):
+        IndexedDataset(str(tmp_path / "data"))
+    dataset = write(tmp_path / "data", [[1, 2, 3]])
+    assert dataset.document(0).tolist() == [1, 2, 3]
+    assert sorted(os.listdir(tmp_path)) == ["data.bin", "data.idx"]
+
+
+@pytest.mark.parametrize("suffix", [".bin", ".idx"])
+def test_every_truncation_is_refused_at_open(write_dataset, tmp_path, suffix):
+    write_dataset(documents_of([5, 0, 3, 9]))
+    path = tmp_path / f"data{suffix}"
+    content = path.read_bytes()
+    for size in range(len(content)):
+        path.write_bytes(content[:size])
+        with pytest.raises(IndexedDatasetError, match="data"):
+            IndexedDataset(str(tmp_path / "data"))
+    path.write_bytes(content + b"\0\0")
+    with pytest.raises(IndexedDatasetError, match="bytes"):
+        IndexedDataset(str(tmp_path / "data"))
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_every_altered_byte_of_the_idx_is_refused_or_gives_another_valid_idx(write_dataset, tmp_path, nested):
+    """What cannot be told from a valid file: the other 2-byte dtype, and other sequences joined to a document."""
+    documents = documents_of([5, 0, 3, 9])
+    dataset = write_dataset([documents[:2], documents[2:]] if nested else documents)
+    path = tmp_path / "data.idx"
+    content = path.read_bytes()
+    document_indices_at = len(content) - 8 * (dataset.num_documents + 1)
+    for place in range(len(content)):
+        for flip in (0x01, 0x80):
+            altered = bytearray(content)
+            altered[place] ^= flip
+            path.write_bytes(altered)
+            try:
+                found = IndexedDataset(str(tmp_path / "data"))
+            except IndexedDatasetError:
+                continue
+            assert place == DTYPE_CODE_AT or place >= document_indices_at
+            joined = [token for i in range(found.num_documents) for token in found.document(i).tolist()]
+            assert joined == [token for document in documents for token in document]
+
+
+def test_pointers_deep_inside_are_checked_at_the_read_and_by_a_full_check(tmp_path):
+    dataset = write(tmp_path / "data", [[1, 2]] * 100_000)
+    path = tmp_path / "data.idx"
+    content = bytearray(path.read_bytes())
+    content[HEADER_BYTES + 100_000 * 4 + 50_000 * 8] ^= 4  # the pointer of sequence 50,000
+    path.write_bytes(content)
+    dataset = IndexedDataset(str(tmp_path / "data"))
+    assert dataset.document(49_000).tolist() == [1, 2]
+    for document in (49_999, 50_000):
+        with pytest.raises(IndexedDatasetError, match="document"):
+            dataset.document(document)
+    with pytest.raises(IndexedDatasetError, match="sequence 49999"):
+        dataset.check_pointers()
+    with pytest.raises(IndexedDatasetError):
+        dataset.document_lengths[:]
+
+
+def test_a_document_that_is_not_there_is_an_index_error(write_dataset):
+    dataset = write_dataset(documents_of([5, 3]))
+    for document in (-1, 2):
+        with pytest.raises(IndexError):
+            dataset.document(document)
+
+
+def test_pickling_keeps_the_path_and_not_the_data(write_dataset):
+    dataset = write_dataset(documents_of([5000, 3000]))
+    content = pickle.dumps(dataset)
+    assert len(content) < 1000
+    assert pickle.loads(content).document(1).tolist() == dataset.document(1).tolist()
+
+
+def test_more_than_two_to_the_32_tokens_in_a_sparse_file(tmp_path):
+    tokens = (1 << 32) + 10
+    lengths = np.array([1 << 30] * 4 + [10], dtype=np.int64)
+    with IndexedDatasetWriter(str(tmp_path / "data"), np.uint16) as writer:
+        writer._lengths = [lengths.astype(np.int32)]
+        writer._sequences_per_document = [np.ones(5, dtype=np.int32)]
+        writer._bin.truncate(tokens * 2)
+        writer._bin.seek((tokens - 10) * 2)
+        writer._bin.write(np.arange(10, dtype=np.uint16).data)
+        writer.finalize()
+    for mmap in (True, False):
+        dataset = IndexedDataset(str(tmp_path / "data"), mmap)
+        assert dataset.document(4).tolist() == list(range(10))
+        assert dataset.tokens((1 << 32) - 1, 3).tolist() == [0, 0, 1]
+    assert dataset.document_lengths[:].tolist() == lengths.tolist()

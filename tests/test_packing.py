@@ -1,0 +1,160 @@
+"""Packing is exactly best-fit decreasing, loses nothing and cuts nothing but what is longer than a sequence."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from conftest import DATA
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracle import best_fit_decreasing, best_fit_decreasing_capped, chunk_lengths
+
+import megatron_bfp
+from megatron_bfp import packing as packing_module
+
+SEQ_LENGTHS = [1, 2, 3, 7, 64, 100, 1000, 1023, 1024, 2047, 2048, 4097, 5000]
+
+
+def random_lengths(rng, seq_length):
+    """Lengths of one of the kinds that are hard in different ways."""
+    number = int(rng.integers(0, 300))
+    kind = rng.integers(0, 6)
+    if kind == 0:
+        return rng.integers(0, 2 * seq_length + 2, number)
+    if kind == 1:
+        return rng.geometric(1 / max(1.0, seq_length / 8), number)
+    if kind == 2:
+        return np.full(number, rng.integers(0, seq_length + 2))
+    if kind == 3:
+        return np.maximum(0, seq_length // 2 + rng.integers(-2, 3, number))
+    if kind == 4:
+        return np.maximum(0, seq_length // 3 + rng.integers(-2, 3, number))
+    return np.ceil(rng.lognormal(np.log(max(2, seq_length / 4)), 1.1, number)).astype(np.int64)
+
+
+def assert_whole(packing, lengths, seq_length):
+    """Every chunk is in exactly one sequence, and every sequence fits."""
+    seen = Counter()
+    for sequence in range(len(packing)):
+        chunks = packing[sequence]
+        assert chunks.dtype == np.int64 and len(chunks) > 0
+        assert chunks[:, 2].sum() <= seq_length
+        seen.update(map(tuple, chunks.tolist()))
+    expected = Counter()
+    for document, length in enumerate(lengths):
+        for offset in range(0, int(length), seq_length):
+            expected[document, offset, min(seq_length, int(length) - offset)] += 1
+    assert seen == expected
+
+
+def test_packing_equals_the_oracle_on_2000_random_inputs():
+    rng = np.random.default_rng(2024)
+    for round_number in range(2000):
+        seq_length = int(rng.choice(SEQ_LENGTHS)) if round_number % 2 else int(rng.integers(1, 5001))
+        lengths = random_lengths(rng, seq_length)
+        packing = megatron_bfp.pack(lengths, seq_length)
+        oracle = best_fit_decreasing(lengths.tolist(), seq_length)
+        assert packing.num_sequences == len(oracle)
+        assert_whole(packing, lengths, seq_length)
+        if round_number % 10 == 0:  # not only as many sequences: the same ones, but for which document is which
+            ours = Counter(tuple(sorted(packing[i][:, 2].tolist())) for i in range(len(packing)))
+            assert ours == Counter(tuple(sorted(sequence)) for sequence in oracle)
+
+
+def test_a_cap_equals_the_per_document_algorithm_with_its_tie_rule():
+    rng = np.random.default_rng(7)
+    for _ in range(300):
+        seq_length, cap = int(rng.integers(1, 200)), int(rng.integers(1, 6))
+        lengths = random_lengths(rng, seq_length)[:80]
+        packing = megatron_bfp.pack(lengths, seq_length, max_documents_per_sequence=cap)
+        assert packing.num_sequences == len(best_fit_decreasing_capped(lengths.tolist(), seq_length, cap))
+        assert all(len(packing[i]) <= cap for i in range(len(packing)))
+        assert_whole(packing, lengths, seq_length)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.integers(0, 70), max_size=60), st.integers(1, 40), st.none() | st.integers(1, 5))
+def test_every_chunk_is_in_exactly_one_sequence(lengths, seq_length, cap):
+    packing = megatron_bfp.pack(lengths, seq_length, cap)
+    assert_whole(packing, lengths, seq_length)
+    assert packing.num_tokens == sum(lengths)
+    assert packing.padding == packing.num_sequences * seq_length - sum(lengths)
+
+
+def test_the_figure_of_the_paper():
+    packing = megatron_bfp.pack([14, 7, 5, 2, 3], 8)
+    assert [packing[i].tolist() for i in range(len(packing))] == [
+        [[0, 0, 8]],
+        [[1, 0, 7]],
+        [[0, 8, 6], [3, 0, 2]],
+        [[2, 0, 5], [4, 0, 3]],
+    ]
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64, np.uint64])
+def test_any_integer_dtype_gives_the_same_packing(dtype):
+    lengths = np.random.default_rng(1).integers(0, 120, 5000)
+    for seq_length in (7, 100, 127, 128, 255, 256, 32768, 65536, 70000):
+        expected = megatron_bfp.pack(lengths, seq_length)
+        found = megatron_bfp.pack(lengths.astype(dtype), seq_length)
+        assert found.num_sequences == expected.num_sequences
+        assert np.array_equal(found.table.runs, expected.table.runs)
+        assert np.array_equal(found.table.document_ids, expected.table.document_ids)
+
+
+@pytest.mark.parametrize("seq_length", [13, 2048, 65536, 65537, 100_000])
+def test_blocks_change_nothing(seq_length, monkeypatch):
+    lengths = np.load(DATA / "text_lengths.npy")[:20_000]
+    whole = megatron_bfp.pack(lengths, seq_length)
+    monkeypatch.setattr(packing_module, "BLOCK", 1 << 10)
+    blocks = megatron_bfp.pack(lengths, seq_length)
+    for name in ("runs", "document_ids", "long_documents"):
+        assert np.array_equal(getattr(whole.table, name), getattr(blocks.table, name))
+
+
+@pytest.mark.parametrize("name, seq_length", [("text", 2048), ("text", 8192), ("code", 2048), ("code", 8192)])
+def test_real_lengths_pack_to_within_a_few_sequences_of_the_bound(name, seq_length):
+    lengths = np.load(DATA / f"{name}_lengths.npy")
+    packing = megatron_bfp.pack(lengths, seq_length)
+    bound = -(-int(lengths.sum()) // seq_length)
+    assert bound <= packing.num_sequences <= bound * 1.001
+    assert packing.num_sequences == len(best_fit_decreasing(lengths.tolist(), seq_length))
+    assert len(packing.table.runs) < 3 * seq_length
+
+
+def test_documents_of_one_length_of_no_length_and_no_documents():
+    assert len(megatron_bfp.pack([], 8)) == 0
+    assert len(megatron_bfp.pack([0, 0], 8)) == 0
+    assert megatron_bfp.pack([0, 0, 3], 8).census.num_empty == 2
+    packing = megatron_bfp.pack([8] * 3, 8)
+    assert [packing[i].tolist() for i in range(3)] == [[[0, 0, 8]], [[1, 0, 8]], [[2, 0, 8]]]
+    packing = megatron_bfp.pack([3], 1)
+    assert [packing[i].tolist() for i in range(3)] == [[[0, 0, 1]], [[0, 1, 1]], [[0, 2, 1]]]
+
+
+@pytest.mark.parametrize("index", [-1, 4, 100])
+def test_a_sequence_that_is_not_there_is_an_index_error(index):
+    with pytest.raises(IndexError):
+        megatron_bfp.pack([14, 7, 5, 2, 3], 8)[index]
+
+
+@pytest.mark.parametrize(
+    "arguments, named",
+    [
+        (([3, -1], 8), "document 1"),
+        (([3.0], 8), "float64"),
+        (([[3]], 8), "1-d"),
+        (([3], 0), "seq_length"),
+        (([3], 2.0), "seq_length"),
+        (([3], True), "seq_length"),
+        (([3], 1 << 31), "seq_length"),
+        (([3], 8, 0), "max_documents_per_sequence"),
+    ],
+)
+def test_bad_arguments_are_named(arguments, named):
+    with pytest.raises(megatron_bfp.OptionError, match=named):
+        megatron_bfp.pack(*arguments)
+
+
+def test_the_oracle_chunks_as_the_paper_does():
+    assert chunk_lengths([0, 5, 16, 17], 8) == [5, 8, 8, 8, 8, 1]

@@ -1,0 +1,384 @@
+"""The sequence index on disk: whole or absent, the same bytes everywhere, and no damage that goes unseen."""
+
+import hashlib
+import json
+import multiprocessing
+import os
+import pickle
+import random
+import shutil
+import signal
+import time
+
+import numpy as np
+import pytest
+from conftest import DATA, ROOT, documents_of, write
+
+from megatron_bfp import IndexedDatasetError, OptionError, SequenceIndexError, pack
+from megatron_bfp import sequence_index as module
+from megatron_bfp.indexed_dataset import IndexedDataset
+from megatron_bfp.sequence_index import (
+    IndexKey,
+    SequenceIndex,
+    build,
+    document_range,
+    index_directory,
+    open_or_build,
+    verify,
+    verify_all,
+)
+
+LENGTHS = [5, 0, 12, 3, 16, 2, 2, 9, 7, 1, 20, 8]
+
+
+@pytest.fixture
+def dataset(write_dataset):
+    return write_dataset(documents_of(LENGTHS))
+
+
+@pytest.fixture
+def index(dataset):
+    return build(dataset, IndexKey(8, 1, 11), index_directory(dataset.prefix))
+
+
+def content_of(folder):
+    return {name: (folder / name).read_bytes() for name in sorted(os.listdir(folder))}
+
+
+def test_an_index_holds_what_packing_gives(dataset, index):
+    packing = pack(LENGTHS[1:11], 8)
+    assert len(index) == len(packing)
+    for i in range(len(index)):
+        assert index.chunks(i).tolist() == (packing[i] + [1, 0, 0]).tolist()
+    assert index.counts == {
+        "documents": 10,
+        "empty_documents": 1,
+        "padding": packing.padding,
+        "sequences": len(packing),
+        "tokens": sum(LENGTHS[1:11]),
+    }
+
+
+def test_positions_are_where_the_chunks_lie(dataset, index):
+    for i in range(len(index)):
+        for (document, offset, length), (start, end, document_end) in zip(index.chunks(i), index.positions(i)):
+            assert dataset.tokens(start, end - start).tolist() == dataset.document(document)[offset:][:length].tolist()
+            assert document_end - start + offset == LENGTHS[document]
+
+
+EXPECTED_DIGESTS = {
+    "s2048-d0-3000": "b55dbed9144634dd81718b7cd2a064148079ca7fb3cff80692402e401a4f43f3",
+    "s2048-d100-2900-m4": "23a3c0d2539250348c69305242b40407831312ae7e096de95f0e101055c3d8b2",
+}
+
+
+def test_the_bytes_are_the_same_in_every_release(tmp_path):
+    """The format is meant to last: these digests may only change together with its version."""
+    lengths = np.load(DATA / "text_lengths.npy")[:3000]
+    tokens = np.arange(lengths.sum()) % 60_000
+    with module_writer(tmp_path / "data") as writer:
+        writer.add(tokens, lengths)
+        writer.finalize()
+    dataset = IndexedDataset(str(tmp_path / "data"))
+    digests = {}
+    for key in (IndexKey(2048, 0, 3000), IndexKey(2048, 100, 2900, 4)):
+        built = build(dataset, key, index_directory(dataset.prefix))
+        digest = hashlib.sha256()
+        for name, content in content_of(tmp_path / "data.bfp" / key.name).items():
+            digest.update(name.encode() + content)
+        digests[key.name] = digest.hexdigest()
+        assert verify(built.path, dataset).counts == built.counts
+    assert digests == EXPECTED_DIGESTS
+
+
+def module_writer(prefix):
+    from megatron_bfp.indexed_dataset import IndexedDatasetWriter
+
+    return IndexedDatasetWriter(str(prefix), np.uint16)
+
+
+@pytest.mark.parametrize("lengths", [[], [0, 0], [1], [8], [9], [7, 1], [16, 24]])
+@pytest.mark.parametrize("seq_length", [1, 8, 1000])
+def test_corpora_at_the_edges_build_and_verify(write_dataset, lengths, seq_length):
+    dataset = write_dataset(documents_of(lengths) if lengths else [])
+    build(dataset, IndexKey(seq_length, 0, len(lengths)), index_directory(dataset.prefix))
+    (index,) = verify_all(dataset.prefix)
+    assert len(index) == len(pack(lengths, seq_length))
+
+
+def test_the_name_says_what_an_index_is_for(dataset):
+    for key in (IndexKey(8, 0, 12), IndexKey(8, 3, 7, 2)):
+        assert IndexKey.from_name(key.name) == key
+        assert os.path.basename(build(dataset, key, index_directory(dataset.prefix)).path) == key.name
+    assert IndexKey(2048, 0, 969, 8).name == "s2048-d0-969-m8"
+    for name in ("s0-d0-1", "s08-d0-1", "s8-d00-1", "s8-d0-1-m0", "s8-d0-1-", "S8-d0-1", ".s8-d0-1", "s8-d0"):
+        assert IndexKey.from_name(name) is None
+
+
+def test_ranges_are_rounded_as_megatron_core_rounds():
+    assert document_range((0.0, 0.969), 1000) == (0, 969)
+    assert document_range((0.5, 1.0), 5) == (2, 5)  # Python rounds 2.5 to 2
+
+
+# Damage
+
+
+def damage(path, content, place=None, size=None):
+    if size is not None:
+        content = content[:size]
+    else:
+        content = bytearray(content)
+        content[place] ^= 1 << place % 8
+    path.write_bytes(content)
+
+
+def test_verify_refuses_every_flipped_byte_and_every_truncation(dataset, index, tmp_path):
+    folder = tmp_path / "data.bfp" / index.key.name
+    whole = content_of(folder)
+    assert sorted(whole) == ["document_ids.npy", "index.json", "long_documents.npy", "runs.npy"]
+    rounds = 0
+    for name, content in whole.items():
+        for case in [{"place": place} for place in range(len(content))] + [{"size": n} for n in range(len(content))]:
+            damage(folder / name, content, **case)
+            with pytest.raises(SequenceIndexError, match="s8-d1-11"):
+                verify(str(folder), dataset)
+            rounds += 1
+        (folder / name).write_bytes(content)
+    assert rounds == 2 * sum(map(len, whole.values()))
+    verify(str(folder), dataset)
+
+
+def test_what_opens_after_damage_never_gives_a_wrong_sample(dataset, index, tmp_path):
+    """Opening checks little of the large arrays; what it lets pass must give the right chunks or an error."""
+    folder = tmp_path / "data.bfp" / index.key.name
+    truth = [index.chunks(i).tolist() for i in range(len(index))]
+    whole = content_of(folder)
+    for name in ("index.json", "long_documents.npy", "runs.npy"):
+        for place in range(len(whole[name])):
+            damage(folder / name, whole[name], place)
+            try:
+                opened = SequenceIndex(str(folder), dataset)
+                found = [opened.chunks(i).tolist() for i in range(len(opened))]
+            except SequenceIndexError:
+                continue
+            assert found == truth or name == "long_documents.npy"
+        (folder / name).write_bytes(whole[name])
+
+
+def test_an_altered_idx_is_found(dataset, index, tmp_path):
+    path = tmp_path / "data.idx"
+    content = path.read_bytes()
+    for place in range(len(content)):
+        damage(path, content, place)
+        with pytest.raises((SequenceIndexError, IndexedDatasetError)):
+            SequenceIndex(index.path, IndexedDataset(dataset.prefix))
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("name", ["document_ids.npy", "index.json", "long_documents.npy", "runs.npy"])
+def test_a_missing_file_is_named(dataset, index, tmp_path, name):
+    (tmp_path / "data.bfp" / index.key.name / name).unlink()
+    with pytest.raises(SequenceIndexError, match=f"{name} cannot be read.*--overwrite"):
+        SequenceIndex(index.path, dataset)
+
+
+def test_a_foreign_file_is_found_by_verify(dataset, index, tmp_path):
+    (tmp_path / "data.bfp" / index.key.name / "notes.txt").write_text("")
+    with pytest.raises(SequenceIndexError, match="do not belong"):
+        verify(index.path, dataset)
+
+
+def test_a_stale_index_is_refused_with_the_command_that_rebuilds_it(dataset, index, tmp_path):
+    other = write(tmp_path / "data", documents_of(LENGTHS[:-1] + [7]))
+    with pytest.raises(SequenceIndexError, match="built from another .*--indexed .*data .*--overwrite"):
+        open_or_build(other, index.key)
+    rebuilt = build(other, index.key, index_directory(other.prefix), overwrite=True)
+    assert verify(rebuilt.path, other).counts["documents"] == 10
+    assert os.listdir(tmp_path / "data.bfp") == [index.key.name]
+
+
+def test_an_index_under_another_name_is_refused(dataset, index, tmp_path):
+    for name in ("s8-d1-10", "s4-d1-11", "s8-d0-10", "s8-d1-11-m3"):
+        shutil.copytree(index.path, tmp_path / "data.bfp" / name)
+        with pytest.raises(SequenceIndexError, match="renamed"):
+            SequenceIndex(str(tmp_path / "data.bfp" / name), dataset)
+
+
+def test_an_index_of_another_dataset_is_refused(dataset, index, tmp_path):
+    other = write(tmp_path / "other", documents_of([5] * 12))
+    shutil.copytree(index_directory(dataset.prefix), index_directory(other.prefix))
+    with pytest.raises(SequenceIndexError, match="built from another"):
+        open_or_build(other, index.key)
+
+
+def test_a_consistent_forgery_is_found_by_verify(dataset, index, tmp_path):
+    """Arrays changed together with their checksums: the sequences themselves are counted and must fit."""
+    folder = tmp_path / "data.bfp" / index.key.name
+    ids = np.load(folder / "document_ids.npy")
+    for forged in (np.roll(ids, 1), np.full_like(ids, ids[0])):
+        np.save(folder / "document_ids.npy", forged)
+        metadata = json.loads((folder / "index.json").read_bytes())
+        content = (folder / "document_ids.npy").read_bytes()
+        metadata["files"]["document_ids.npy"] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        (folder / "index.json").write_bytes(module.canonical_json(metadata))
+        with pytest.raises(SequenceIndexError, match="document_ids.npy"):
+            verify(index.path, dataset)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b"null", b"{}", b"\xff", b'{"format": 1}', b"[" * 100_000, b'{"version": 1e999}']
+)
+def test_any_index_json_gives_our_error(dataset, index, tmp_path, content):
+    (tmp_path / "data.bfp" / index.key.name / "index.json").write_bytes(content)
+    with pytest.raises(SequenceIndexError, match="index.json"):
+        SequenceIndex(index.path, dataset)
+
+
+def test_a_newer_format_says_so(dataset, index, tmp_path):
+    path = tmp_path / "data.bfp" / index.key.name / "index.json"
+    path.write_bytes(module.canonical_json(json.loads(path.read_bytes()) | {"version": 2}))
+    with pytest.raises(SequenceIndexError, match="version 2"):
+        SequenceIndex(index.path, dataset)
+
+
+# Places
+
+
+def test_an_index_is_opened_and_not_built_again(dataset):
+    first = open_or_build(dataset, IndexKey(8, 0, 12))
+    before = os.stat(os.path.join(first.path, "index.json"))
+    second = open_or_build(dataset, IndexKey(8, 0, 12))
+    after = os.stat(os.path.join(second.path, "index.json"))
+    assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
+
+
+@pytest.fixture
+def read_only(monkeypatch):
+    """Make a folder read-only, also for root."""
+    real = os.access
+
+    def forbid(folder):
+        monkeypatch.setattr(os, "access", lambda path, mode: not str(path).startswith(folder) and real(path, mode))
+
+    return forbid
+
+
+def test_where_the_data_is_read_only_the_cache_is_used(dataset, tmp_path, read_only):
+    read_only(index_directory(dataset.prefix))
+    cache = str(tmp_path / "cache")
+    index = open_or_build(dataset, IndexKey(8, 0, 12), cache)
+    assert index.path.startswith(cache)
+    assert open_or_build(dataset, IndexKey(8, 0, 12), cache).path == index.path
+    assert verify_all(dataset.prefix, cache)[0].path == index.path
+
+
+def test_with_no_place_to_write_the_error_says_so(dataset, read_only):
+    read_only(index_directory(dataset.prefix))
+    with pytest.raises(SequenceIndexError, match="no place to build.*--data-cache-path"):
+        open_or_build(dataset, IndexKey(8, 0, 12))
+
+
+def test_a_range_beyond_the_documents_is_refused(dataset):
+    with pytest.raises(OptionError, match="12 documents"):
+        build(dataset, IndexKey(8, 0, 13), index_directory(dataset.prefix))
+
+
+def test_pickling_keeps_paths_and_not_arrays(dataset, index):
+    content = pickle.dumps(index)
+    assert len(content) < 1000
+    assert pickle.loads(content).chunks(2).tolist() == index.chunks(2).tolist()
+
+
+def test_an_index_can_be_read_by_others(index):
+    assert os.stat(index.path).st_mode & 0o055 == 0o055 & ~current_umask()
+
+
+def current_umask():
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+# Races
+
+
+def build_in_child(prefix, key, start):
+    time.sleep(max(0.0, start - time.monotonic()))
+    dataset = IndexedDataset(prefix)
+    index = build(dataset, key, index_directory(prefix))
+    os._exit(0 if len(index) else 1)
+
+
+def test_racing_and_killed_builders_leave_one_whole_index(tmp_path):
+    """50 rounds of 8 processes, some of them killed at random moments."""
+    rng = random.Random(11)
+    lengths = np.load(DATA / "text_lengths.npy")[:20_000]
+    with module_writer(tmp_path / "data") as writer:
+        writer.add(np.zeros(int(lengths.sum()), dtype=np.uint16), lengths)
+        writer.finalize()
+    dataset = IndexedDataset(str(tmp_path / "data"))
+    key = IndexKey(2048, 0, 20_000)
+    directory = tmp_path / "data.bfp"
+    started = time.monotonic()
+    build(dataset, key, str(directory))
+    seconds = time.monotonic() - started
+    reference = content_of(directory / key.name)
+    context = multiprocessing.get_context("fork")
+    killed_rounds = leftover_rounds = 0
+    for _ in range(50):
+        shutil.rmtree(directory)
+        start = time.monotonic() + 0.1
+        builders = [
+            context.Process(target=build_in_child, args=(dataset.prefix, key, start + rng.random() * 0.01))
+            for _ in range(8)
+        ]
+        for builder in builders:
+            builder.start()
+        victims = rng.sample(builders, rng.choice([0, 1, 4, 8, 8]))
+        time.sleep(max(0.0, start + rng.random() * 2 * seconds - time.monotonic()))
+        for victim in victims:
+            victim.kill()
+        for builder in builders:
+            builder.join()
+        statuses = {builder.exitcode for builder in builders if builder not in victims}
+        assert statuses <= {0}
+        killed_rounds += any(victim.exitcode == -signal.SIGKILL for victim in victims)
+        leftover_rounds += directory.is_dir() and any(name.startswith(".") for name in os.listdir(directory))
+        build(dataset, key, str(directory))
+        assert os.listdir(directory) == [key.name]
+        assert content_of(directory / key.name) == reference
+    assert killed_rounds > 10 and leftover_rounds > 3  # else the test does not test what it says
+
+
+def test_a_builder_that_cannot_see_the_lock_takes_the_faster_one_s_result(dataset, monkeypatch):
+    """Where a file system has no locks, two builders work at once, and the second finds the first one's index."""
+    key, directory = IndexKey(8, 0, 12), index_directory(dataset.prefix)
+    write_arrays = module._write
+
+    def overtaken(*arguments):
+        monkeypatch.setattr(module, "_write", write_arrays)
+        write_arrays(*arguments)
+        shutil.copytree(arguments[2], os.path.join(directory, key.name))
+
+    monkeypatch.setattr(module, "_write", overtaken)
+    assert len(build(dataset, key, directory)) == len(pack(LENGTHS, 8))
+    assert os.listdir(directory) == [key.name]
+
+
+def test_another_host_s_leftovers_are_removed_only_when_old(dataset, tmp_path):
+    directory = tmp_path / "data.bfp"
+    young, old = (directory / f".s8-d0-12.other.host.{pid}.abcd" for pid in (1, 2))
+    for folder in (young, old):
+        folder.mkdir(parents=True)
+    os.utime(old, (0, 0))
+    build(dataset, IndexKey(8, 0, 12), str(directory))
+    assert sorted(os.listdir(directory)) == [young.name, "s8-d0-12"]
+
+
+def test_the_core_imports_neither_torch_nor_megatron():
+    code = (
+        "import sys; import megatron_bfp, megatron_bfp.samples, megatron_bfp.sequence_index, megatron_bfp.shuffle;"
+        "sys.exit(any(name.split('.')[0] in ('torch', 'megatron', 'deepspeed', 'tqdm', 'tokenizers') "
+        "for name in sys.modules))"
+    )
+    assert os.spawnve(os.P_WAIT, os.sys.executable, ["python", "-c", code], os.environ | {"PYTHONPATH": str(ROOT)}) == 0

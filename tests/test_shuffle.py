@@ -1,0 +1,55 @@
+"""The order of an epoch is a bijection, differs between epochs and seeds, and looks random."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from megatron_bfp.shuffle import shuffled
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(1, 3000), st.integers(-5, 2**63), st.integers(0, 10**6))
+def test_each_item_comes_exactly_once(num_items, seed, epoch):
+    assert sorted(shuffled(i, num_items, seed, epoch) for i in range(num_items)) == list(range(num_items))
+
+
+@pytest.mark.parametrize("num_items", [1, 2, 3, 4, 5, 8, 9, 10, 16, 17, 99, 100, 101])
+def test_each_item_comes_exactly_once_at_small_sizes(num_items):
+    for epoch in range(20):
+        assert sorted(shuffled(i, num_items, 1, epoch) for i in range(num_items)) == list(range(num_items))
+
+
+def test_epochs_and_seeds_have_orders_of_their_own():
+    orders = {tuple(shuffled(i, 50, seed, epoch) for i in range(50)) for seed in range(10) for epoch in range(10)}
+    assert len(orders) == 100
+
+
+FIRST_ORDER = [14, 6, 17, 4, 9, 2, 18, 19, 15, 3, 8, 11, 16, 5, 7, 0, 12, 10, 1, 13]
+FAR_ITEM = 485409945028
+
+
+def test_the_order_is_the_same_on_every_machine_and_in_every_release():
+    assert [shuffled(i, 20, 1234, 0) for i in range(20)] == FIRST_ORDER
+    assert shuffled(123_456_789, 10**12, 1234, 5) == FAR_ITEM
+
+
+def test_every_place_gets_every_item_about_equally_often():
+    num_items, epochs = 12, 6000
+    counts = np.zeros((num_items, num_items))
+    for epoch in range(epochs):
+        for place in range(num_items):
+            counts[place, shuffled(place, num_items, 42, epoch)] += 1
+    expected = epochs / num_items
+    chi_square = ((counts - expected) ** 2 / expected).sum(axis=1)
+    assert chi_square.max() < 40  # 11 degrees of freedom: above 40 once in 30,000
+
+
+def test_neighbours_are_not_neighbours_afterwards():
+    num_items = 100_003
+    order = np.array([shuffled(i, num_items, 3, 0) for i in range(num_items)])
+    steps = np.diff(order)
+    assert abs(np.corrcoef(order, np.arange(num_items))[0, 1]) < 0.02
+    assert abs(np.corrcoef(order[1:], order[:-1])[0, 1]) < 0.02
+    assert np.count_nonzero(np.abs(steps) == 1) < 20
+    assert np.unique(steps).size > 50_000
