@@ -22,6 +22,7 @@ from .progress import log_progress
 from .samples import build_sample, dense_attention_mask
 from .sequence_index import IndexKey, SequenceIndex, document_range, open_or_build
 from .shuffle import shuffled
+from .splits import split_fractions
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +44,8 @@ class BFPGPTDatasetConfig(GPTDatasetConfig):
     """At most so many documents in a sequence; None for no limit."""
 
     def __post_init__(self) -> None:
+        if self.split is not None:
+            split_fractions(self.split)
         super().__post_init__()
         self.max_documents_per_sequence = checked_cap(self.max_documents_per_sequence)
         refused = {

@@ -19,7 +19,8 @@ def write(prefix, documents, dtype=np.uint16):
     """Write documents (lists of token ids, or of such lists for several sequences a document) and open them."""
     with IndexedDatasetWriter(str(prefix), dtype) as writer:
         for document in documents:
-            sequences = document if document and isinstance(document[0], (list, np.ndarray)) else [document]
+            nested = len(document) and isinstance(document[0], list)
+            sequences = document if nested else [document]
             tokens = np.concatenate([np.asarray(sequence, dtype=np.int64) for sequence in sequences])
             writer.add(tokens, np.array([len(sequence) for sequence in sequences]), [len(sequences)])
         writer.finalize()

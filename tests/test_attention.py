@@ -1,0 +1,190 @@
+"""The central equivalence: loss and gradients on packed sequences are those of their chunks alone."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("megatron.core.models.gpt")
+
+import megatron.core.transformer.attention as megatron_attention  # noqa: E402
+from conftest import documents_of  # noqa: E402
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec  # noqa: E402
+from megatron_helpers import build, config, initialize_megatron, model_options  # noqa: E402
+from pretrain_model import build_model  # noqa: E402
+
+from megatron_bfp import OptionError  # noqa: E402
+from megatron_bfp.attention import (  # noqa: E402
+    DocumentAttention,
+    choose_kernel,
+    document_boundaries,
+    sdpa_per_document,
+    with_document_attention,
+)
+
+SEQ_LENGTH = 64
+VOCAB_SIZE = 320
+
+
+@pytest.fixture(scope="module", params=["MHA", "GQA"])
+def model(request):
+    initialize_megatron()
+    torch.manual_seed(5)
+    grouped = {"group_query_attention": True, "num_query_groups": 2} if request.param == "GQA" else {}
+    return build_model(model_options(seq_length=SEQ_LENGTH, **grouped), VOCAB_SIZE)
+
+
+@pytest.fixture
+def micro_batch(write_dataset):
+    """Two packed sequences: one with padding and chunks of several lengths, one with a cut document's remainder."""
+    lengths = [37, 1, 20, 64 + 11, 40, 9, 13]
+    prefix = write_dataset(documents_of(lengths)).prefix
+    dataset = build([None] * 3, config(([prefix], None), SEQ_LENGTH))[0]
+    samples = [dataset[i] for i in range(len(dataset))]
+    several = sorted(samples, key=lambda sample: int((sample["cu_seqlens"] < SEQ_LENGTH).sum()))[-2:]
+    assert any((sample["tokens"] == 0).any() for sample in several)
+    return torch.utils.data.default_collate(several)
+
+
+def run(model, tokens, labels, loss_mask, cu_seqlens):
+    """Logits [b, s, v], the summed loss, and the gradient of each parameter."""
+    model.zero_grad()
+    positions = torch.arange(tokens.shape[1]).expand_as(tokens)
+    logits = model(tokens, positions, None, packed_seq_params=document_boundaries(cu_seqlens))
+    losses = model(tokens, positions, None, labels=labels, packed_seq_params=document_boundaries(cu_seqlens))
+    loss = (losses * loss_mask).sum()
+    loss.backward()
+    return logits.detach(), loss.item(), {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+
+
+def segments(cu_seqlens):
+    boundaries = cu_seqlens.tolist()
+    return [(start, end) for start, end in zip(boundaries, boundaries[1:]) if start < end]
+
+
+def one_segment(length):
+    return torch.tensor([[0] + [length] * length], dtype=torch.int32)
+
+
+def run_alone(model, batch):
+    """Every segment of a micro-batch in a forward pass of its own; gradients and losses added up."""
+    logits, total, gradients = torch.zeros(0), 0.0, {}
+    rows = []
+    for row in range(len(batch["tokens"])):
+        pieces = []
+        for start, end in segments(batch["cu_seqlens"][row]):
+            piece = [batch[name][row : row + 1, start:end] for name in ("tokens", "labels", "loss_mask")]
+            logits, loss, found = run(model, *piece, one_segment(end - start))
+            pieces.append(logits)
+            total += loss
+            gradients = {name: gradients.get(name, 0) + gradient for name, gradient in found.items()}
+        rows.append(torch.cat(pieces, dim=1))
+    return torch.cat(rows), total, gradients
+
+
+def packed(batch):
+    return [batch[name] for name in ("tokens", "labels", "loss_mask", "cu_seqlens")]
+
+
+def test_packed_sequences_equal_their_chunks_alone(model, micro_batch):
+    logits, loss, gradients = run(model, *packed(micro_batch))
+    logits_alone, loss_alone, gradients_alone = run_alone(model, micro_batch)
+    logit_error = (logits - logits_alone).abs().max().item()
+    gradient_error = max(
+        ((gradients[name] - gradients_alone[name]).abs().max() / gradients_alone[name].abs().max()).item()
+        for name in gradients_alone
+    )
+    print(f"logits differ by {logit_error:.1e} of {logits.abs().max():.1f}; gradients relatively {gradient_error:.1e}")
+    assert gradients.keys() == gradients_alone.keys() and len(gradients) > 10
+    assert logit_error < 1e-4
+    assert gradient_error < 1e-4
+    assert abs(loss - loss_alone) < 1e-4 * loss_alone
+
+
+def test_without_the_boundaries_the_result_is_another(model, micro_batch):
+    logits, _, _ = run(model, *packed(micro_batch))
+    batch = dict(micro_batch, cu_seqlens=one_segment(SEQ_LENGTH).expand(2, -1))
+    crossing, _, _ = run(model, *packed(batch))
+    assert (logits - crossing).abs().max() > 0.1
+
+
+def test_padding_and_other_documents_have_no_influence(model, micro_batch):
+    logits, _, _ = run(model, *packed(micro_batch))
+    changed = {name: tensor.clone() for name, tensor in micro_batch.items()}
+    start, end = segments(changed["cu_seqlens"][0])[0]
+    changed["tokens"][0, start:end] = 7
+    padding = changed["tokens"][1] == 0
+    changed["tokens"][1, padding] = 9
+    others, _, _ = run(model, *packed(changed))
+    assert torch.equal(logits[0, end:], others[0, end:])
+    assert torch.equal(logits[1, ~padding], others[1, ~padding])
+
+
+def test_positions_applied_by_the_model_are_those_of_the_whole_row(model, micro_batch, monkeypatch):
+    """Observed where megatron-core rotates: each query and key is turned by its position in the row, 0 .. L - 1."""
+    seen = []
+    original = megatron_attention.apply_rotary_pos_emb
+
+    def observe(tensor, freqs, *arguments, **keywords):
+        before = tensor.detach().clone()
+        rotated = original(tensor, freqs, *arguments, **keywords)
+        seen.append((before, rotated.detach().clone()))
+        return rotated
+
+    monkeypatch.setattr(megatron_attention, "apply_rotary_pos_emb", observe)
+    run(model, *packed(micro_batch))
+    assert len(seen) >= 4  # query and key of two layers
+    assert micro_batch["position_ids"].tolist() == [list(range(SEQ_LENGTH))] * 2
+    for before, rotated in seen:
+        expected = rotate(before, torch.arange(SEQ_LENGTH))
+        restarted = rotate(before, torch.arange(SEQ_LENGTH) % 13)
+        assert torch.allclose(rotated, expected, atol=1e-4)
+        assert not torch.allclose(rotated, restarted, atol=1e-1)
+
+
+def rotate(tensor, positions):
+    """RoPE (Su et al., 2021) written out: channel pairs (i, i + d/2) of [s, b, n, d] turned by position * base**(-2i/d)."""
+    half = tensor.shape[-1] // 2
+    angles = positions[:, None].double() * 10000.0 ** (-torch.arange(half) / half)
+    angles = angles[:, None, None, :]
+    first, second = tensor[..., :half].double(), tensor[..., half:].double()
+    return torch.cat(
+        [first * angles.cos() - second * angles.sin(), second * angles.cos() + first * angles.sin()], dim=-1
+    ).float()
+
+
+def test_the_kernel_equals_plain_softmax_attention():
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(12, 2, heads, 8, dtype=torch.float64) for heads in (4, 2, 2))
+    cu_seqlens = torch.tensor([[0, 5, 6] + [12] * 10, [0, 12] + [12] * 11], dtype=torch.int32)
+    out = sdpa_per_document(query, key, value, cu_seqlens, 0.3, 0.0)
+    for row, row_segments in enumerate(([(0, 5), (5, 6), (6, 12)], [(0, 12)])):
+        for start, end in row_segments:
+            for position in range(start, end):
+                for head in range(4):
+                    keys, values = (t[start : position + 1, row, head // 2] for t in (key, value))
+                    weights = torch.softmax(keys @ query[position, row, head] * 0.3, dim=0)
+                    assert torch.allclose(out[position, row, head], weights @ values)
+
+
+def test_there_is_no_way_around_the_boundaries(model, micro_batch):
+    tokens, positions = micro_batch["tokens"], micro_batch["position_ids"]
+    with pytest.raises(OptionError, match="document_boundaries"):
+        model(tokens, positions, None)
+    mask = torch.zeros(1, 1, SEQ_LENGTH, SEQ_LENGTH, dtype=torch.bool)
+    with pytest.raises(OptionError, match="takes no attention_mask"):
+        model(tokens, positions, mask, packed_seq_params=document_boundaries(micro_batch["cu_seqlens"]))
+    with pytest.raises(OptionError, match="shape"):
+        model(tokens, positions, None, packed_seq_params=document_boundaries(micro_batch["cu_seqlens"][:1]))
+
+
+def test_the_spec_given_is_not_changed():
+    spec = get_gpt_layer_local_spec(normalization="RMSNorm")
+    before = spec.submodules.self_attention.submodules.core_attention
+    changed = with_document_attention(spec)
+    assert spec.submodules.self_attention.submodules.core_attention is before
+    assert changed.submodules.self_attention.submodules.core_attention is DocumentAttention
+
+
+def test_an_unknown_kernel_is_refused_with_the_known_ones():
+    assert choose_kernel() is choose_kernel("sdpa")
+    with pytest.raises(OptionError, match="sdpa"):
+        choose_kernel("dense")
