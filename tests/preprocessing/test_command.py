@@ -1,0 +1,235 @@
+"""``tools/preprocess_bfp.py``, run as users run it: what it writes, what it prints, what it refuses."""
+
+import filecmp
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from conftest import DATA, ROOT, documents_of
+
+pytest.importorskip("tokenizers")
+
+from preprocessing.conftest import EOD  # noqa: E402
+
+from megatron_bfp.indexed_dataset import IndexedDataset  # noqa: E402
+from megatron_bfp.preprocessing import command  # noqa: E402
+from megatron_bfp.preprocessing.tokenizers import load_tokenizer  # noqa: E402
+from megatron_bfp.sequence_index import verify_all  # noqa: E402
+
+GOOD = str(DATA / "nasty" / "00_good.jsonl")
+
+
+def tool(*arguments, **options):
+    command_line = [sys.executable, str(ROOT / "tools" / "preprocess_bfp.py"), *map(str, arguments)]
+    return subprocess.run(command_line, capture_output=True, text=True, timeout=120, **options)
+
+
+@pytest.fixture
+def run_here(tmp_path, tokenizer_file, capsys, monkeypatch):
+    """Run the command in this process, which is quicker, as the console script does."""
+
+    def run(*arguments, defaults=True):
+        if defaults:
+            arguments += ("--output-prefix", tmp_path / "out", "--tokenizer-model", tokenizer_file)
+            arguments += ("--eod-token", EOD, "--append-eod", "--seq-length", 64)
+        monkeypatch.setattr(sys, "argv", ["preprocess_bfp", *map(str, arguments)])
+        try:
+            status = command.console()
+        except SystemExit as exit:
+            status = exit.code
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    return run
+
+
+def files(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def test_documents_become_a_dataset_and_its_indexes(run_here, tmp_path, tokenizer_file):
+    status, out, _ = run_here("--input", GOOD, "--split", "5,2,1", "--seq-length", 64, 128)
+    assert status == 0
+    dataset = IndexedDataset(str(tmp_path / "out_text_document"))
+    tokenizer = load_tokenizer("HuggingFaceTokenizer", tokenizer_file, EOD)
+    texts = [json.loads(line)["text"] for line in open(GOOD, encoding="utf-8")]
+    expected = [[*ids.tolist(), tokenizer.eod] for ids in tokenizer.encode_batch(texts)]
+    assert [dataset.document(i).tolist() for i in range(dataset.num_documents)] == expected
+    assert dataset.dtype == np.uint16
+    # --seq-length was given twice: argparse keeps the last
+    assert sorted(os.path.basename(index.path) for index in verify_all(dataset.prefix)) == [
+        "s64-d0-5",
+        "s64-d5-7",
+        "s64-d7-8",
+    ]
+    assert f"{dataset.num_tokens:,}" in out
+    for split in ("train", "valid", "test"):
+        assert f"s64-d" in out and split in out
+
+
+def test_several_sequence_lengths_and_keys(run_here, tmp_path, tokenizer_file):
+    path = tmp_path / "in.jsonl"
+    path.write_text("".join(json.dumps({"text": "a b c", "code": "x = 1" * n}) + "\n" for n in range(5)))
+    options = ("--output-prefix", tmp_path / "out", "--tokenizer-model", tokenizer_file, "--seq-length", 8, 16)
+    status, _, _ = run_here("--input", path, "--json-keys", "text", "code", *options, defaults=False)
+    assert status == 0
+    text, code = (IndexedDataset(str(tmp_path / f"out_{key}_document")) for key in ("text", "code"))
+    assert (text.num_documents, code.num_documents) == (5, 4)
+    assert [index.key.seq_length for index in verify_all(code.prefix)] == [16, 8]
+
+
+def test_the_table_counts_what_is_cut_and_what_is_empty(run_here):
+    status, out, err = run_here("--input", str(DATA / "nasty" / "02_whitespace_only.jsonl"))
+    assert status == 0 and err == ""
+    lines = out.splitlines()
+    dataset_row = next(line for line in lines if "out_text_document" in line).split()
+    assert dataset_row[1:3] == ["3", "1"]
+    packing_row = next(line for line in lines if " packing " in line).split()
+    assert packing_row[-1] == "0"
+    assert "padding" in out and "concatenation" in out
+
+
+def test_any_number_of_workers_gives_the_same_bytes(tmp_path, tokenizer_file):
+    path = tmp_path / "in.jsonl"
+    rng = random.Random(1)
+    with open(path, "w") as file:
+        for number in range(6000):
+            file.write(json.dumps({"text": f"{number} " + "word " * rng.randint(0, 200)}) + "\n")
+    prefixes = []
+    for workers in (1, 2, 3):
+        prefixes.append(tmp_path / f"out{workers}")
+        common = ("--tokenizer-model", tokenizer_file, "--eod-token", EOD, "--append-eod", "--seq-length", 128)
+        done = tool("--input", path, path, "--output-prefix", prefixes[-1], "--workers", workers, *common)
+        assert done.returncode == 0, done.stderr
+    for prefix in prefixes[1:]:
+        for suffix in (".bin", ".idx"):
+            assert filecmp.cmp(f"{prefixes[0]}_text_document{suffix}", f"{prefix}_text_document{suffix}", shallow=False)
+
+
+def test_indexes_for_a_dataset_that_exists(run_here, write_dataset, tmp_path):
+    prefix = write_dataset(documents_of([5, 90, 3, 64])).prefix
+    before = files(tmp_path)
+    status, out, _ = run_here("--indexed", prefix, "--seq-length", 64, 32, "--split", "1,1", defaults=False)
+    assert status == 0 and "concatenation" in out
+    assert {os.path.dirname(name) for name in set(files(tmp_path)) - set(before)} == {
+        f"data.bfp/s{seq_length}-{documents}" for seq_length in (32, 64) for documents in ("d0-2", "d2-4")
+    }
+    assert run_here("--indexed", prefix, "--seq-length", 64, "--split", "1,1", defaults=False)[0] == 0
+
+
+def test_a_stale_index_is_rebuilt_only_with_overwrite(run_here, write_dataset):
+    prefix = write_dataset(documents_of([5, 90, 3, 64])).prefix
+    assert run_here("--indexed", prefix, "--seq-length", 64, defaults=False)[0] == 0
+    write_dataset(documents_of([5, 90, 4, 64]))
+    status, _, err = run_here("--indexed", prefix, "--seq-length", 64, defaults=False)
+    assert status == 2 and "--overwrite" in err
+    assert run_here("--indexed", prefix, "--seq-length", 64, "--overwrite", defaults=False)[0] == 0
+    verify_all(prefix)
+
+
+def test_a_dataset_that_is_there_is_not_replaced_unasked(run_here, tmp_path):
+    assert run_here("--input", GOOD)[0] == 0
+    before = {name: (tmp_path / name).read_bytes() for name in files(tmp_path)}
+    status, _, err = run_here("--input", str(DATA / "nasty" / "12_bom.jsonl"))
+    assert status == 2 and "exists" in err
+    assert {name: (tmp_path / name).read_bytes() for name in files(tmp_path)} == before
+    assert run_here("--input", str(DATA / "nasty" / "12_bom.jsonl"), "--overwrite")[0] == 0
+    assert IndexedDataset(str(tmp_path / "out_text_document")).num_documents == 2
+    (index,) = verify_all(str(tmp_path / "out_text_document"))
+    assert index.counts["documents"] == 2
+
+
+BAD_OPTIONS = [
+    (["--split=-1,1,0"], "--split"),
+    (["--split", "-1,1,0"], "--split"),
+    (["--split", "90,abc,5"], "--split"),
+    (["--split", "0,0,0"], "--split"),
+    (["--seq-length", "0"], "--seq-length"),
+    (["--seq-length", "abc"], "--seq-length"),
+    (["--workers", "0"], "--workers"),
+    (["--max-documents-per-sequence", "0"], "max_documents_per_sequence"),
+    (["--input", "/nowhere/in.jsonl"], "no such file"),
+    (["--tokenizer-model", "/nowhere/tokenizer.json"], "No such file"),
+    (["--tokenizer-type", "Nonesuch"], "--tokenizer-type"),
+    (["--eod-token", "</s>"], "--eod-token"),
+    (["--output-prefix", "/nowhere/out"], "no folder"),
+    (["--indexed", "/nowhere/data"], "either --input or --indexed"),
+    (["--nonsense"], "--nonsense"),
+]
+
+
+@pytest.mark.parametrize("options, named", BAD_OPTIONS, ids=[" ".join(options) for options, _ in BAD_OPTIONS])
+def test_bad_options_are_one_line_and_status_2_and_leave_nothing(run_here, tmp_path, tokenizer_file, options, named):
+    good = {"--input": GOOD, "--output-prefix": tmp_path / "out", "--tokenizer-model": tokenizer_file}
+    good |= {"--eod-token": EOD, "--seq-length": 64}
+    arguments = [part for name, value in good.items() if name != options[0] for part in (name, value)]
+    status, out, err = run_here(*arguments, "--append-eod", *options, defaults=False)
+    assert status == 2 and out == ""
+    assert named in err and len(err.splitlines()) == 1
+    assert files(tmp_path) == []
+
+
+def test_a_tokenizer_without_an_eod_is_refused(run_here, tmp_path, tokenizer_file):
+    common = ("--input", GOOD, "--output-prefix", tmp_path / "out", "--tokenizer-model", tokenizer_file)
+    status, _, err = run_here(*common, "--append-eod", "--seq-length", 64, defaults=False)
+    assert status == 2 and "--eod-token" in err and len(err.splitlines()) == 1
+    assert files(tmp_path) == []
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("name", ["04_missing_key.jsonl", "18_latin1.jsonl", "38_empty_file.jsonl", "10_json_array.json"])
+def test_bad_input_is_one_line_and_leaves_nothing(tmp_path, tokenizer_file, name, workers):
+    common = ("--output-prefix", tmp_path / "out", "--tokenizer-model", tokenizer_file, "--eod-token", EOD)
+    inputs = [] if name.startswith("38") else [GOOD]
+    done = tool("--input", *inputs, DATA / "nasty" / name, *common, "--seq-length", 64, "--workers", workers)
+    assert done.returncode == 2 and name in done.stderr and len(done.stderr.splitlines()) == 1
+    assert files(tmp_path) == []
+
+
+def test_the_module_and_the_tool_verify(run_here, tmp_path):
+    assert run_here("--input", GOOD)[0] == 0
+    verify = [sys.executable, "-m", "megatron_bfp", "verify"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    whole = subprocess.run([*verify, tmp_path / "out_text_document"], capture_output=True, text=True, env=environment)
+    assert whole.returncode == 0 and "whole" in whole.stdout
+    runs = next((tmp_path / "out_text_document.bfp").glob("*/runs.npy"))
+    runs.write_bytes(runs.read_bytes()[:-1])
+    for prefix in ("out_text_document", "none"):
+        broken = subprocess.run([*verify, tmp_path / prefix], capture_output=True, text=True, env=environment)
+        assert broken.returncode == 2 and len(broken.stderr.splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_a_rerun_after_a_kill_at_any_moment_gives_the_same_bytes(tmp_path, tokenizer_file):
+    path = tmp_path / "in.jsonl"
+    with open(path, "w") as file:
+        for number in range(20_000):
+            file.write(json.dumps({"text": f"document {number} " * (1 + number % 60)}) + "\n")
+    common = ["--input", path, "--tokenizer-model", tokenizer_file, "--eod-token", EOD, "--append-eod"]
+    common += ["--seq-length", "128", "--split", "8,1,1", "--workers", "2", "--overwrite", "--output-prefix"]
+    (tmp_path / "whole").mkdir()
+    start = time.monotonic()
+    assert tool(*common, tmp_path / "whole" / "out").returncode == 0
+    seconds = time.monotonic() - start
+    reference = {name: (tmp_path / "whole" / name).read_bytes() for name in files(tmp_path / "whole")}
+    rng = random.Random(3)
+    killed = 0
+    folder = tmp_path / "killed"
+    folder.mkdir()
+    for _ in range(25):
+        command_line = [sys.executable, str(ROOT / "tools" / "preprocess_bfp.py"), *map(str, common), str(folder / "out")]
+        process = subprocess.Popen(command_line, start_new_session=True, stdout=subprocess.DEVNULL)
+        time.sleep(rng.random() * seconds)
+        os.killpg(process.pid, signal.SIGKILL)
+        killed += process.wait() == -signal.SIGKILL
+        if os.path.exists(folder / "out_text_document.idx"):
+            IndexedDataset(str(folder / "out_text_document"))  # whatever can be opened is whole
+    assert killed > 15
+    assert tool(*common, folder / "out").returncode == 0
+    assert {name: (folder / name).read_bytes() for name in files(folder)} == reference

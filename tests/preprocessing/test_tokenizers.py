@@ -1,0 +1,89 @@
+"""Tokenizers give the library's ids, keep special-token strings as text, and know their EOD or say that they do not."""
+
+import json
+
+import pytest
+from conftest import DATA
+
+tokenizers = pytest.importorskip("tokenizers")
+
+from preprocessing.conftest import EOD  # noqa: E402
+
+from megatron_bfp import OptionError  # noqa: E402
+from megatron_bfp.preprocessing.jsonl import read_batches, texts  # noqa: E402
+from megatron_bfp.preprocessing.tokenizers import load_tokenizer  # noqa: E402
+
+
+def load(path, **options):
+    return load_tokenizer("HuggingFaceTokenizer", path, **options)
+
+
+def nasty_texts(name):
+    return [text for batch in read_batches(str(DATA / "nasty" / name)) for text in texts(batch, "text")]
+
+
+def test_ids_are_those_of_the_library(tokenizer_file):
+    reference = tokenizers.Tokenizer.from_file(tokenizer_file)
+    documents = nasty_texts("00_good.jsonl") + ["", " ", "\U0001f600 é\x00"]
+    found = load(tokenizer_file, eod_token=EOD).encode_batch(documents)
+    assert [ids.tolist() for ids in found] == [reference.encode(text).ids for text in documents]
+
+
+def test_special_tokens_in_a_text_stay_text(tokenizer_file):
+    tokenizer = load(tokenizer_file, eod_token=EOD)
+    library = tokenizers.Tokenizer.from_file(tokenizer_file)
+    special = {library.token_to_id(EOD), library.token_to_id("<|pad|>")}
+    documents = nasty_texts("30_special_tokens_in_text.jsonl") + [EOD, f"a{EOD}b", "<|pad|>"]
+    assert any(special & set(library.encode(text).ids) for text in documents)  # what the library does by itself
+    for text, ids in zip(documents, tokenizer.encode_batch(documents)):
+        assert not special & set(ids.tolist())
+        assert library.decode(ids.tolist(), skip_special_tokens=False) == text
+
+
+def test_truncation_padding_and_templates_of_the_file_are_not_applied(tokenizer_file, tmp_path):
+    description = json.loads(open(tokenizer_file).read())
+    library = tokenizers.Tokenizer.from_file(tokenizer_file)
+    library.enable_truncation(5)
+    library.enable_padding(length=9)
+    library.post_processor = tokenizers.processors.TemplateProcessing(
+        single=f"{EOD} $A {EOD}", special_tokens=[(EOD, description["added_tokens"][0]["id"])]
+    )
+    library.save(str(tmp_path / "tokenizer.json"))
+    text = "one two three four five six seven " * 5
+    plain, changed = (load(path, eod_token=EOD) for path in (tokenizer_file, str(tmp_path / "tokenizer.json")))
+    assert changed.encode_batch([text])[0].tolist() == plain.encode_batch([text])[0].tolist()
+
+
+@pytest.mark.parametrize("eos", [EOD, {"content": EOD, "special": True}])
+def test_a_folder_s_configuration_names_the_eod(tokenizer_folder, eos):
+    tokenizer = load(tokenizer_folder({"eos_token": eos}))
+    assert (tokenizer.eod, tokenizer.vocab_size, tokenizer.pad) == (0, 600, -1)
+
+
+def test_the_eod_given_wins(tokenizer_folder):
+    assert load(tokenizer_folder({"eos_token": EOD}), eod_token="<|pad|>").eod == 1
+
+
+@pytest.mark.parametrize("config", [None, {}, {"eos_token": None}])
+def test_without_an_eod_the_option_is_named(tokenizer_folder, config):
+    with pytest.raises(OptionError, match="--eod-token"):
+        load(tokenizer_folder(config))
+
+
+def test_an_eod_that_is_no_token_is_refused(tokenizer_file):
+    with pytest.raises(OptionError, match="'</s>': not in the vocabulary"):
+        load(tokenizer_file, eod_token="</s>")
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"\xff", b'{"model": 1}'])
+def test_what_is_no_tokenizer_is_refused(tmp_path, content):
+    (tmp_path / "tokenizer.json").write_bytes(content)
+    with pytest.raises(OptionError, match="not a Hugging Face tokenizer"):
+        load(str(tmp_path / "tokenizer.json"), eod_token=EOD)
+
+
+def test_a_missing_file_and_an_unknown_type_are_refused(tmp_path):
+    with pytest.raises(OptionError, match="No such file"):
+        load(str(tmp_path / "none"))
+    with pytest.raises(OptionError, match="HuggingFaceTokenizer"):
+        load_tokenizer("GPT2BPETokenizer", "x")
