@@ -1,4 +1,4 @@
-"""Samples to micro-batches: megatron-core's dataset builder, and a loader whose order depends on nothing but the seed."""
+"""Samples to micro-batches: megatron-core's dataset builder, and a loader whose order depends on the seed alone."""
 
 import argparse
 import dataclasses
@@ -78,9 +78,7 @@ def micro_batches(
     dataset: Dataset, sampler: GlobalOrderSampler, num_workers: int, device: torch.device
 ) -> Iterator[dict[str, torch.Tensor]]:
     """Micro-batches on ``device``: tokens, labels, loss_mask, position_ids [b, L] and cu_seqlens [b, L + 1]."""
-    loader = DataLoader(
-        dataset, batch_sampler=sampler, num_workers=num_workers, pin_memory=device.type == "cuda"
-    )
+    loader = DataLoader(dataset, batch_sampler=sampler, num_workers=num_workers, pin_memory=device.type == "cuda")
     for batch in loader:
         batch = {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
         batch.setdefault("cu_seqlens", _one_segment_a_row(batch["tokens"]))

@@ -3,10 +3,10 @@
     spec = with_document_attention(get_gpt_layer_local_spec(normalization="RMSNorm"))
     model(tokens, position_ids, None, packed_seq_params=document_boundaries(cu_seqlens))
 
-The boundaries travel as a forward argument, megatron-core's ``PackedSeqParams``, because recomputation and pipelines run
-forward again later; nothing is kept in a module. In the form used here, ``qkv_format="sbhd"`` with a row of cu_seqlens
-for each sample, megatron-core keeps the batch dimension and rotates by the positions 0 .. L - 1 of the whole row, which
-is what training on packed sequences wants: RoPE is relative, so a document is the same at any offset.
+The boundaries travel as a forward argument, megatron-core's ``PackedSeqParams``, because recomputation and pipelines
+run forward again later; nothing is kept in a module. In the form used here, ``qkv_format="sbhd"`` with a row of
+cu_seqlens for each sample, megatron-core keeps the batch dimension and rotates by the positions 0 .. L - 1 of the whole
+row, which is what training on packed sequences wants: RoPE is relative, so a document is the same at any offset.
 
 A kernel takes query, key, value and boundaries. ``KERNELS`` names them; one is chosen when the module is made. Each
 honours the boundaries: there is none that ignores them, and no L x L mask is ever made.

@@ -54,7 +54,9 @@ def format_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
     left = [all(isinstance(row[column], str) for row in rows) for column in range(len(header))]
     lines = [
-        "  ".join(cell.ljust(width) if to_left else cell.rjust(width) for cell, width, to_left in zip(row, widths, left))
+        "  ".join(
+            cell.ljust(width) if to_left else cell.rjust(width) for cell, width, to_left in zip(row, widths, left)
+        )
         for row in cells
     ]
     lines.insert(1, "  ".join("-" * width for width in widths))

@@ -275,7 +275,9 @@ def verify(path: str, dataset: IndexedDataset, progress: Progress = without_prog
     return index
 
 
-def verify_all(prefix: str, cache_path: str | None = None, progress: Progress = without_progress) -> list[SequenceIndex]:
+def verify_all(
+    prefix: str, cache_path: str | None = None, progress: Progress = without_progress
+) -> list[SequenceIndex]:
     """Verify every index of a dataset, beside it and under ``cache_path``.
 
     Raises:
@@ -319,9 +321,7 @@ def canonical_json(metadata: dict[str, Any]) -> bytes:
     return json.dumps(metadata, indent=2, sort_keys=True, ensure_ascii=True).encode("ascii")
 
 
-def _build_and_rename(
-    dataset: IndexedDataset, key: IndexKey, target: str, overwrite: bool, progress: Progress
-) -> None:
+def _build_and_rename(dataset: IndexedDataset, key: IndexKey, target: str, overwrite: bool, progress: Progress) -> None:
     temporary = os.path.join(
         os.path.dirname(target), f".{key.name}.{socket.gethostname()}.{os.getpid()}.{secrets.token_hex(4)}"
     )
@@ -432,7 +432,9 @@ def _read_metadata(path: str, prefix: str) -> dict[str, Any]:
     described = (metadata["seq_length"], first, end, cap)
     key = IndexKey.from_name(name)
     if described != (key.seq_length, key.first_document, key.end_document, key.max_documents_per_sequence):
-        raise SequenceIndexError(_damaged(path, prefix, "index.json describes another index; the directory was renamed"))
+        raise SequenceIndexError(
+            _damaged(path, prefix, "index.json describes another index; the directory was renamed")
+        )
     return metadata
 
 

@@ -1,8 +1,8 @@
 """The seeded order of an epoch: a bijection of 0 .. n - 1 that is computed item by item.
 
-Nothing is stored and nothing is drawn in advance, so the order costs no memory and no start-up time, is the same for any
-number of ranks, workers and iterations, and a run resumes from one integer. A stored permutation of a billion sequences
-would take 8 GB on every rank.
+Nothing is stored and nothing is drawn in advance, so the order costs no memory and no start-up time, is the same for
+any number of ranks, workers and iterations, and a run resumes from one integer. A stored permutation of a billion
+sequences would take 8 GB on every rank.
 
 The bijection is a generalised Feistel network (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002): an
 index is a pair (left, right) in Z_a x Z_b with a and b about the square root of n, and each round adds a keyed hash of

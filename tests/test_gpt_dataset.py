@@ -186,9 +186,7 @@ def corpora(tmp_path):
     """Three corpora without a token in common."""
     lengths = [[5, 12, 3, 16], [40, 2, 2], [1] * 30]
     starts = [1, 1000, 2000]
-    return [
-        write(tmp_path / f"corpus{i}", documents_of(lengths[i], first_token=starts[i])).prefix for i in range(3)
-    ]
+    return [write(tmp_path / f"corpus{i}", documents_of(lengths[i], first_token=starts[i])).prefix for i in range(3)]
 
 
 def test_an_exhaustive_blend_keeps_the_invariant(corpora):
@@ -295,9 +293,7 @@ def test_pickled_datasets_are_small_and_give_the_same_samples(tmp_path):
 @pytest.mark.parametrize("start_method", ["fork", "spawn"])
 def test_loader_workers_give_the_same_samples(prefix, start_method, mmap):
     dataset = build([40, 0, 0], config(([prefix], None), mmap_bin_files=mmap))[0]
-    loader = torch.utils.data.DataLoader(
-        dataset, batch_size=None, num_workers=2, multiprocessing_context=start_method
-    )
+    loader = torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=2, multiprocessing_context=start_method)
     assert [digest(sample) for sample in loader] == [digest(dataset[i]) for i in range(len(dataset))]
 
 

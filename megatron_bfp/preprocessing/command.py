@@ -1,4 +1,4 @@
-"""``megatron-bfp-preprocess``, also ``tools/preprocess_bfp.py``: documents to a dataset, datasets to sequence indexes."""
+"""``megatron-bfp-preprocess``, also ``tools/preprocess_bfp.py``: documents to a dataset, datasets to indexes."""
 
 import argparse
 import os
@@ -108,9 +108,7 @@ def _is_there(prefix: str) -> bool:
 
 
 def _write(options: argparse.Namespace, key: str, prefix: str) -> int:
-    tokenizer = TokenizerOptions(
-        options.tokenizer_type, options.tokenizer_model, options.eod_token, options.append_eod
-    )
+    tokenizer = TokenizerOptions(options.tokenizer_type, options.tokenizer_model, options.eod_token, options.append_eod)
     num_empty = write_dataset(options.input, key, tokenizer, prefix, options.workers, terminal_progress)
     shutil.rmtree(index_directory(prefix), ignore_errors=True)  # with --overwrite: indexes of the dataset before
     return num_empty
@@ -121,9 +119,7 @@ def _build_indexes(dataset: IndexedDataset, options: argparse.Namespace) -> list
     if options.split is None:
         splits = {"all": (0.0, 1.0)}
     else:
-        splits = {
-            name: fractions for name, fractions in zip(SPLIT_NAMES, split_fractions(options.split)) if fractions
-        }
+        splits = {name: fractions for name, fractions in zip(SPLIT_NAMES, split_fractions(options.split)) if fractions}
     built = []
     for seq_length in options.seq_length:
         for name, fractions in splits.items():
@@ -143,14 +139,26 @@ def _print_datasets(datasets: list[IndexedDataset], empty: list[int]) -> None:
 
 
 def _print_indexes(rows: list[tuple[str, SequenceIndex]]) -> None:
-    header = ["dataset", "index", "split", "documents", "empty documents", "tokens", "sequences", "padding", "padding %"]
+    header = [
+        "dataset",
+        "index",
+        "split",
+        "documents",
+        "empty documents",
+        "tokens",
+        "sequences",
+        "padding",
+        "padding %",
+    ]
     counts, cuts = [], []
     for split, index in rows:
         key, found = index.key, index.counts
         positions = found["sequences"] * key.seq_length
         share = f"{100 * found['padding'] / positions:.4f}" if positions else "0"
         names = ("documents", "empty_documents", "tokens", "sequences", "padding")
-        counts.append([os.path.basename(index.dataset.prefix), key.name, split, *(found[name] for name in names), share])
+        counts.append(
+            [os.path.basename(index.dataset.prefix), key.name, split, *(found[name] for name in names), share]
+        )
         lengths = index.dataset.document_lengths.range(key.first_document, key.end_document)
         concatenation, packing = cut_by_concatenation(lengths, key.seq_length), cut_by_packing(index)
         for way, cut in (("concatenation", concatenation), ("packing", packing)):

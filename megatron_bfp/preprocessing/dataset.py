@@ -124,9 +124,7 @@ def _tokenized(
 def _start_worker(key: str, options: TokenizerOptions) -> None:
     global _tokenize_in_this_process
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the workers are the parallelism
-    _tokenize_in_this_process = partial(
-        tokenize, key=key, tokenizer=options.load(), append_eod=options.append_eod
-    )
+    _tokenize_in_this_process = partial(tokenize, key=key, tokenizer=options.load(), append_eod=options.append_eod)
 
 
 def _tokenize_in_worker(batch: LineBatch) -> TokenizedBatch:

@@ -1,7 +1,7 @@
 """JSON Lines in: a file is cut into batches of whole lines, and each line is one document's JSON object.
 
-Lines end at a line feed and nowhere else: other line separators, such as U+2028, may stand inside a text. Files are read
-as bytes in constant memory, so a line that is not UTF-8 is the error of that line and not of the file.
+Lines end at a line feed and nowhere else: other line separators, such as U+2028, may stand inside a text. Files are
+read as bytes in constant memory, so a line that is not UTF-8 is the error of that line and not of the file.
 """
 
 import difflib

@@ -15,12 +15,11 @@ from conftest import DATA, ROOT, documents_of
 
 pytest.importorskip("tokenizers")
 
-from preprocessing.conftest import EOD  # noqa: E402
-
 from megatron_bfp.indexed_dataset import IndexedDataset  # noqa: E402
 from megatron_bfp.preprocessing import command  # noqa: E402
 from megatron_bfp.preprocessing.tokenizers import load_tokenizer  # noqa: E402
 from megatron_bfp.sequence_index import verify_all  # noqa: E402
+from preprocessing.conftest import EOD  # noqa: E402
 
 GOOD = str(DATA / "nasty" / "00_good.jsonl")
 
@@ -70,7 +69,7 @@ def test_documents_become_a_dataset_and_its_indexes(run_here, tmp_path, tokenize
     ]
     assert f"{dataset.num_tokens:,}" in out
     for split in ("train", "valid", "test"):
-        assert f"s64-d" in out and split in out
+        assert "s64-d" in out and split in out
 
 
 def test_several_sequence_lengths_and_keys(run_here, tmp_path, tokenizer_file):
@@ -183,7 +182,9 @@ def test_a_tokenizer_without_an_eod_is_refused(run_here, tmp_path, tokenizer_fil
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("name", ["04_missing_key.jsonl", "18_latin1.jsonl", "38_empty_file.jsonl", "10_json_array.json"])
+@pytest.mark.parametrize(
+    "name", ["04_missing_key.jsonl", "18_latin1.jsonl", "38_empty_file.jsonl", "10_json_array.json"]
+)
 def test_bad_input_is_one_line_and_leaves_nothing(tmp_path, tokenizer_file, name, workers):
     common = ("--output-prefix", tmp_path / "out", "--tokenizer-model", tokenizer_file, "--eod-token", EOD)
     inputs = [] if name.startswith("38") else [GOOD]
@@ -223,7 +224,12 @@ def test_a_rerun_after_a_kill_at_any_moment_gives_the_same_bytes(tmp_path, token
     folder = tmp_path / "killed"
     folder.mkdir()
     for _ in range(25):
-        command_line = [sys.executable, str(ROOT / "tools" / "preprocess_bfp.py"), *map(str, common), str(folder / "out")]
+        command_line = [
+            sys.executable,
+            str(ROOT / "tools" / "preprocess_bfp.py"),
+            *map(str, common),
+            str(folder / "out"),
+        ]
         process = subprocess.Popen(command_line, start_new_session=True, stdout=subprocess.DEVNULL)
         time.sleep(rng.random() * seconds)
         os.killpg(process.pid, signal.SIGKILL)

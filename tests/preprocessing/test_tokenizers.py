@@ -7,11 +7,10 @@ from conftest import DATA
 
 tokenizers = pytest.importorskip("tokenizers")
 
-from preprocessing.conftest import EOD  # noqa: E402
-
 from megatron_bfp import OptionError  # noqa: E402
 from megatron_bfp.preprocessing.jsonl import read_batches, texts  # noqa: E402
 from megatron_bfp.preprocessing.tokenizers import load_tokenizer  # noqa: E402
+from preprocessing.conftest import EOD  # noqa: E402
 
 
 def load(path, **options):
