@@ -1,6 +1,6 @@
 """Compare the quickstart's runs: the loss must fall, and a resumed run must go on exactly as an uninterrupted one.
 
-python quickstart_check.py UNINTERRUPTED.log FIRST_HALF.log RESUMED.log
+Usage: python quickstart_check.py UNINTERRUPTED.log FIRST_HALF.log RESUMED.log
 """
 
 import re

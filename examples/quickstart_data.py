@@ -1,6 +1,6 @@
 """The quickstart's corpus and tokenizer, from what is on every machine: Python's own library and installed packages.
 
-python quickstart_data.py FOLDER     # writes FOLDER/corpus.jsonl and FOLDER/tokenizer.json
+Usage: python quickstart_data.py FOLDER, which writes FOLDER/corpus.jsonl and FOLDER/tokenizer.json.
 """
 
 import json

@@ -141,7 +141,7 @@ def test_positions_applied_by_the_model_are_those_of_the_whole_row(model, micro_
 
 
 def rotate(tensor, positions):
-    """RoPE (Su et al., 2021) written out: channel pairs (i, i + d/2) of [s, b, n, d], turned by position and channel."""
+    """RoPE (Su et al., 2021) written out: channel pairs (i, i + d/2) of [s, b, n, d], turned by their position."""
     half = tensor.shape[-1] // 2
     angles = positions[:, None].double() * 10000.0 ** (-torch.arange(half) / half)
     angles = angles[:, None, None, :]
