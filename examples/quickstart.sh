@@ -9,8 +9,8 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 out=${QUICKSTART_DIR:-quickstart}
-train_iters=80
-stop_at=40
+train_iters=64
+stop_at=32
 
 say() { printf '\n== %s\n' "$*"; }
 

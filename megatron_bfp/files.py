@@ -16,19 +16,22 @@ def sync_file(path: str) -> None:
 
 
 @contextmanager
-def locked_directory(path: str) -> Iterator[None]:
+def locked_directory(path: str) -> Iterator[bool]:
     """Hold the exclusive lock of a directory; waits for whoever holds it.
 
-    The lock belongs to the open directory itself, so it needs no file and ends with its holder. Where a file system has
-    no such locks, this does nothing: callers must stay correct without it, and use it only to avoid doing work twice.
+    The lock belongs to the open directory itself, so it needs no file and ends with its holder.
+
+    Yields:
+        Whether the lock is held. Some file systems have none: callers must stay correct without it.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
+            held = True
         except OSError:
-            pass
-        yield
+            held = False
+        yield held
     finally:
         os.close(descriptor)
 

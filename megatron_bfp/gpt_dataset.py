@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 from megatron.core.datasets.object_storage_utils import is_object_storage_path
+from megatron.core.datasets.utils import Split
 
 from .errors import OptionError
 from .indexed_dataset import IndexedDataset
@@ -114,7 +115,7 @@ class BFPGPTDataset(GPTDataset):
         if not len(index) and self._is_in_blend():
             raise OptionError(
                 f"{self.dataset_path}: the {split.name} split, documents {first} to {end} of "
-                f"{self.dataset.num_documents}, has no tokens; take it out of the blend or change --split"
+                f"{self.dataset.num_documents}, has no tokens; take it out of the blend, or change --split"
             )
         if not len(index):
             logger.warning("%s: the %s split has no tokens", self.dataset_path, split.name)
@@ -122,8 +123,11 @@ class BFPGPTDataset(GPTDataset):
 
     def _is_in_blend(self) -> bool:
         config = self.config
-        blend = config.blend if config.blend else config.blend_per_split[self.index_split.value]
-        return len(blend[0]) > 1
+        if config.blend:
+            prefixes, weights = config.blend
+            return len(prefixes) > 1 or weights is not None
+        separate = config.multiple_validation_sets and self.index_split == Split.valid
+        return len(config.blend_per_split[self.index_split.value][0]) > 1 and not separate
 
     def __len__(self) -> int:
         if self.num_sequences == 0:
@@ -150,9 +154,10 @@ class BFPGPTDataset(GPTDataset):
         Raises:
             IndexError: there is no such sample.
         """
+        sequence = self.sequence_of(0 if idx is None else idx)
         sample = build_sample(
             self.dataset,
-            self.sequence_index.positions(self.sequence_of(0 if idx is None else idx)),
+            self.sequence_index.positions(sequence),
             self.config.sequence_length,
             bool(self.config.reset_position_ids),
             self.masked_input,

@@ -12,7 +12,7 @@ compares the two, so that a damaged .idx gives an error and not other tokens.
 
 import os
 import struct
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -60,6 +60,7 @@ class IndexedDataset:
         sequence_lengths: int32 [sequences], tokens.
         sequence_pointers: int64 [sequences], bytes.
         document_indices: int64 [documents + 1], the first sequence of each document.
+        idx_content: uint8 [bytes], the whole .idx as it was when it was opened.
 
     Raises:
         IndexedDatasetError: a file is missing, is not of this format, does not match the other, or has impossible
@@ -71,8 +72,11 @@ class IndexedDataset:
         for path in (idx_path(self.prefix), bin_path(self.prefix)):
             if not os.path.isfile(path):
                 raise IndexedDatasetError(f"{path}: no such file; give the path without .bin or .idx")
-        self._read_idx()
-        self._open_bin()
+        try:
+            self._read_idx()
+            self._open_bin()
+        except OSError as error:
+            raise IndexedDatasetError(f"{error.filename or self.prefix}: cannot be read: {error.strerror}") from None
         self._check_size()
         for first in {0, max(0, self.num_sequences - CHECKED_AT_OPEN)}:
             self._check_sequences(first, min(first + CHECKED_AT_OPEN, self.num_sequences))
@@ -112,7 +116,7 @@ class IndexedDataset:
         wrong = (first_sequences < 0) | (end_sequences > self.num_sequences) | (starts < 0) | (starts > ends)
         wrong |= single & (ends - starts != stated)
         if wrong.any():
-            self._refuse(wrong, documents, "document", "length or pointer")
+            self._refuse(f"length or pointer of document {documents[np.argmax(wrong)]}")
         if not single.all():
             for first, end in zip(first_sequences[~single].tolist(), end_sequences[~single].tolist()):
                 self._check_sequences(first, end)
@@ -167,7 +171,7 @@ class IndexedDataset:
             raise IndexedDatasetError(
                 f"{path}: has {size} bytes, its header promises {expected}; it is damaged or was cut while copying"
             )
-        content = np.memmap(path, mode="r")
+        self.idx_content = content = np.asarray(np.memmap(path, mode="r"))
         pointers_at = HEADER_BYTES + self.num_sequences * 4
         self.sequence_lengths = np.frombuffer(content, np.int32, self.num_sequences, HEADER_BYTES)
         self.sequence_pointers = np.frombuffer(content, np.int64, self.num_sequences, pointers_at)
@@ -208,18 +212,20 @@ class IndexedDataset:
         wrong = (lengths < 0) | (starts < 0) | (starts + lengths.astype(np.int64) * self.dtype.itemsize != ends)
         if first == 0 and end:
             wrong[0] |= starts[0] != 0
-        self._refuse(wrong, np.arange(first, end), "sequence", "length or pointer")
+        if wrong.any():
+            self._refuse(f"length or pointer of sequence {first + int(np.argmax(wrong))}")
 
     def _check_documents(self, first: int, end: int) -> None:
-        steps = np.diff(self.document_indices[first : end + 1])
-        self._refuse(steps < 0, np.arange(first, end), "document", "first sequence")
-
-    def _refuse(self, wrong: np.ndarray, numbers: np.ndarray, kind: str, field: str) -> None:
+        indices = self.document_indices[first : end + 1]
+        wrong = (indices < 0) | (indices > self.num_sequences)
+        wrong[1:] |= np.diff(indices) < 0
         if wrong.any():
-            raise IndexedDatasetError(
-                f"{idx_path(self.prefix)}: impossible {field} of {kind} {numbers[np.argmax(wrong)]}; "
-                "the file is damaged, write the dataset again"
-            )
+            self._refuse(f"first sequence of document {first + int(np.argmax(wrong))}")
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise IndexedDatasetError(
+            f"{idx_path(self.prefix)}: impossible {what}; the file is damaged, write the dataset again"
+        )
 
     def _pointer(self, sequences: np.ndarray) -> np.ndarray:
         """int64 [k]: where sequences start in the .bin, in bytes; its end for the sequence after the last."""
@@ -332,24 +338,35 @@ class IndexedDatasetWriter:
 
         Raises:
             InputError: a token does not fit the dtype, a sequence has 2**31 tokens or more, or the sums do not match.
+            IndexedDatasetError: the disk is full.
         """
-        tokens, lengths = np.asarray(tokens), np.asarray(lengths, dtype=np.int64)
+        tokens, lengths = np.asarray(tokens), _counts(self.prefix, "lengths", lengths)
         if sequences_per_document is None:
             sequences_per_document = np.ones(len(lengths), dtype=np.int32)
-        if lengths.sum() != len(tokens) or np.sum(sequences_per_document) != len(lengths):
+        sequences_per_document = _counts(self.prefix, "sequences_per_document", sequences_per_document)
+        if lengths.sum() != len(tokens):
             raise InputError(f"{self.prefix}: lengths add up to {lengths.sum()}, there are {len(tokens)} tokens")
-        if len(lengths) and not 0 <= lengths.min() <= lengths.max() <= np.iinfo(np.int32).max:
-            raise InputError(f"{self.prefix}: a document of {lengths.max()} tokens; the .idx format ends at 2**31 - 1")
+        if sequences_per_document.sum() != len(lengths):
+            raise InputError(
+                f"{self.prefix}: documents add up to {sequences_per_document.sum()} sequences, there are {len(lengths)}"
+            )
         if tokens.dtype != self.dtype and len(tokens):
             limits = np.iinfo(self.dtype)
             if tokens.dtype.kind not in "iu" or tokens.min() < limits.min or tokens.max() > limits.max:
                 raise InputError(f"{self.prefix}: a token does not fit {self.dtype}; is the vocabulary size right?")
-        self._bin.write(np.ascontiguousarray(tokens, dtype=self.dtype).data)
-        self._lengths.append(lengths.astype(np.int32))
-        self._sequences_per_document.append(np.asarray(sequences_per_document, dtype=np.int32))
+        try:
+            self._bin.write(np.ascontiguousarray(tokens, dtype=self.dtype).data)
+        except OSError as error:
+            raise IndexedDatasetError(f"{self.prefix}.bin.part: cannot be written: {error.strerror}") from None
+        self._lengths.append(lengths)
+        self._sequences_per_document.append(sequences_per_document)
 
     def finalize(self) -> None:
-        """Write the .idx and give both files their names. The instance cannot be used afterwards."""
+        """Write the .idx and give both files their names. The instance cannot be used afterwards.
+
+        Raises:
+            IndexedDatasetError: they cannot be written.
+        """
         lengths = np.concatenate(self._lengths or [np.empty(0, np.int32)])
         per_document = np.concatenate(self._sequences_per_document or [np.empty(0, np.int32)])
         pointers = np.zeros(len(lengths), dtype=np.int64)
@@ -357,23 +374,39 @@ class IndexedDatasetWriter:
         pointers *= self.dtype.itemsize
         indices = np.zeros(len(per_document) + 1, dtype=np.int64)
         np.cumsum(per_document, dtype=np.int64, out=indices[1:])
-        with open(idx_path(self.prefix) + ".part", "wb") as idx:
-            idx.write(MAGIC + struct.pack("<QBQQ", VERSION, self._code, len(lengths), len(indices)))
-            for array in (lengths, pointers, indices):
-                idx.write(array.data)
-            idx.flush()
-            os.fsync(idx.fileno())
-        self._bin.flush()
-        os.fsync(self._bin.fileno())
-        if os.path.exists(idx_path(self.prefix)):
-            os.remove(idx_path(self.prefix))
-        os.replace(bin_path(self.prefix) + ".part", bin_path(self.prefix))
-        os.replace(idx_path(self.prefix) + ".part", idx_path(self.prefix))
-        sync_file(os.path.dirname(os.path.abspath(self.prefix)))
+        header = MAGIC + struct.pack("<QBQQ", VERSION, self._code, len(lengths), len(indices))
+        try:
+            with open(idx_path(self.prefix) + ".part", "wb") as idx:
+                for content in (header, lengths.data, pointers.data, indices.data):
+                    idx.write(content)
+                idx.flush()
+                os.fsync(idx.fileno())
+            self._bin.flush()
+            os.fsync(self._bin.fileno())
+            if os.path.exists(idx_path(self.prefix)):
+                os.remove(idx_path(self.prefix))
+            os.replace(bin_path(self.prefix) + ".part", bin_path(self.prefix))
+            os.replace(idx_path(self.prefix) + ".part", idx_path(self.prefix))
+            sync_file(os.path.dirname(os.path.abspath(self.prefix)))
+        except OSError as error:
+            raise IndexedDatasetError(f"{self.prefix}: cannot be written: {error.strerror}") from None
         self._bin.close()
 
     def _abort(self) -> None:
         for path in (bin_path(self.prefix) + ".part", idx_path(self.prefix) + ".part"):
             if os.path.exists(path):
                 os.remove(path)
-        self._bin.close()
+        try:
+            self._bin.close()
+        except OSError:
+            pass  # what was still buffered does not fit the disk, and is not wanted
+
+
+def _counts(prefix: str, name: str, values: Any) -> np.ndarray:
+    """``values`` as int32 [n], if they are integers from 0 to 2**31 - 1, the limit of the .idx format."""
+    values = np.asarray(values)
+    if values.size == 0:
+        return np.empty(0, dtype=np.int32)
+    if values.ndim != 1 or values.dtype.kind not in "iu" or values.min() < 0 or values.max() >= 1 << 31:
+        raise InputError(f"{prefix}: {name} must be integers from 0 to 2**31 - 1 in one dimension, the .idx's limits")
+    return values.astype(np.int32)

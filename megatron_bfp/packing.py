@@ -29,8 +29,15 @@ import numpy as np
 
 from .errors import OptionError
 
-BLOCK = 1 << 18
+BLOCK_BITS = 18
+BLOCK = 1 << BLOCK_BITS
 """Documents handled at once: large enough for vectorised work, small enough to sort inside the processor's cache."""
+
+PIECE = 1 << 22
+"""Document ids assembled at once."""
+
+LONGEST_DOCUMENT = 1 << 40
+"""Tokens; far above any document, and low enough that sums over a block stay in int64."""
 
 Progress = Callable[[Iterable, int, str], Iterable]
 """Wraps an iterable of blocks, given their number and a description, and yields its items unchanged."""
@@ -180,6 +187,7 @@ def pack(lengths: Any, seq_length: int, max_documents_per_sequence: int | None =
 
     Args:
         lengths: integers >= 0 [documents], tokens of each document with its EOD: anything numpy takes as a 1-d array.
+            The result keeps it; do not change it afterwards.
         seq_length: L, the tokens a sequence holds; >= 1.
         max_documents_per_sequence: at most so many chunks go into one sequence (None: no limit). Keeps the number of
             documents, and so the time of a training step, even; costs padding where documents are tiny.
@@ -196,14 +204,20 @@ def pack(lengths: Any, seq_length: int, max_documents_per_sequence: int | None =
     """
     seq_length = checked_count("seq_length", seq_length)
     cap = checked_cap(max_documents_per_sequence)
-    lengths = np.asarray(lengths)
+    try:
+        lengths = np.asarray(lengths)
+    except ValueError as error:
+        raise OptionError(f"lengths must be a 1-d array of integers: {error}") from None
     if lengths.size == 0:
         lengths = np.empty(0, dtype=np.int64)
     if lengths.ndim != 1 or lengths.dtype.kind not in "iu":
         raise OptionError(f"lengths must be a 1-d array of integers, got {lengths.dtype} {list(lengths.shape)}")
     census = take_census(lengths, seq_length)
-    document_ids = np.empty(census.num_remainders, dtype=id_dtype(len(lengths)))
-    table = build_table(lengths, census, seq_length, cap, document_ids)
+    runs = plan_runs(census.remainders, seq_length, cap)
+    sorted_ids = sort_documents(lengths, census.remainders, id_dtype(len(lengths)))
+    document_ids = np.concatenate([sorted_ids[:0], *place_documents(runs, sorted_ids)])
+    rows = run_rows(runs, census.num_full_chunks)
+    table = SequenceTable(seq_length, count_sequences(census, runs), rows, document_ids, census.long_documents)
     return Packing(lengths, census, table)
 
 
@@ -228,30 +242,9 @@ def id_dtype(end: int) -> type:
     return np.uint32 if end <= 1 << 32 else np.uint64
 
 
-def build_table(
-    lengths: Any,
-    census: Census,
-    seq_length: int,
-    max_documents_per_sequence: int | None,
-    document_ids: np.ndarray,
-    first_document: int = 0,
-    progress: Progress = without_progress,
-) -> SequenceTable:
-    """Plan, sort and place: the sequence table of documents whose census was taken.
-
-    Args:
-        lengths: as for ``take_census``.
-        document_ids: array of ``census.num_remainders`` entries that is filled; may be a memory map.
-        first_document: added to every document id.
-    """
-    runs = plan_runs(census.remainders, seq_length, max_documents_per_sequence)
-    sorted_ids = sort_documents(lengths, census.remainders, document_ids.dtype, first_document, progress)
-    place_documents(runs, sorted_ids, document_ids, progress)
-    long_documents = census.long_documents + np.array([first_document, 0])
-    num_sequences = census.num_full_chunks + (runs[-1].first_sequence + runs[-1].count if runs else 0)
-    return SequenceTable(
-        seq_length, num_sequences, run_rows(runs, census.num_full_chunks), document_ids, long_documents
-    )
+def count_sequences(census: Census, runs: list[Run]) -> int:
+    """Number of sequences of a corpus: its full chunks and those of the runs."""
+    return census.num_full_chunks + (runs[-1].first_sequence + runs[-1].count if runs else 0)
 
 
 def take_census(lengths: Any, seq_length: int, progress: Progress = without_progress) -> Census:
@@ -261,14 +254,16 @@ def take_census(lengths: Any, seq_length: int, progress: Progress = without_prog
         lengths: integers [documents], tokens; anything with a length whose slices are numpy arrays.
 
     Raises:
-        OptionError: a length is negative.
+        OptionError: a length is negative or beyond ``LONGEST_DOCUMENT``.
     """
     remainders = np.zeros(seq_length, dtype=np.int64)
     num_empty = num_tokens = 0
     long_blocks = [np.empty((0, 2), dtype=np.int64)]
     for first, block in progress(_blocks(lengths), _num_blocks(lengths), "counting lengths"):
-        if block.min() < 0:
-            raise OptionError(f"document {first + int(np.argmax(block < 0))} has a negative length")
+        for wrong in (block < 0, block > LONGEST_DOCUMENT):
+            if wrong.any():
+                document = int(np.argmax(wrong))
+                raise OptionError(f"document {first + document} has the length {block[document]}, which cannot be")
         num_tokens += int(block.sum(dtype=np.int64))
         num_empty += int(np.count_nonzero(block == 0))
         remainders += np.bincount(_remainders(block, seq_length), minlength=seq_length)
@@ -374,23 +369,28 @@ def sort_documents(
 
 
 def place_documents(
-    runs: list[Run], sorted_ids: np.ndarray, document_ids: np.ndarray, progress: Progress = without_progress
-) -> None:
-    """Write each sequence's documents into ``document_ids``, run after run, a strided copy for each move.
+    runs: list[Run], sorted_ids: np.ndarray, progress: Progress = without_progress
+) -> Iterator[np.ndarray]:
+    """The documents of all sequences, one sequence after another, as consecutive pieces of ``document_ids``.
 
-    A move may have been made before its run was split; each part takes its own share of the move's documents.
+    Each run is assembled by a strided copy for each move. A move may have been made before its run was split; each part
+    takes its own share of the move's documents.
+
+    Yields:
+        Arrays of document ids, of some ``PIECE`` entries at the most.
     """
-    entry = 0
     for run in progress(runs, len(runs), "placing documents"):
-        end = entry + run.count * run.chunks
-        sequences = document_ids[entry:end].reshape(run.count, run.chunks)
-        column, move = run.chunks, run.last_move
-        while move is not None:
-            start = move.start + (run.first_sequence - move.first_sequence) * move.per_sequence
-            share = sorted_ids[start : start + run.count * move.per_sequence]
-            sequences[:, column - move.per_sequence : column] = share.reshape(run.count, move.per_sequence)
-            column, move = column - move.per_sequence, move.previous
-        entry = end
+        step = max(1, PIECE // run.chunks)
+        for first in range(run.first_sequence, run.first_sequence + run.count, step):
+            count = min(step, run.first_sequence + run.count - first)
+            sequences = np.empty((count, run.chunks), dtype=sorted_ids.dtype)
+            column, move = run.chunks, run.last_move
+            while move is not None:
+                start = move.start + (first - move.first_sequence) * move.per_sequence
+                share = sorted_ids[start : start + count * move.per_sequence]
+                sequences[:, column - move.per_sequence : column] = share.reshape(count, move.per_sequence)
+                column, move = column - move.per_sequence, move.previous
+            yield sequences.reshape(-1)
 
 
 def run_rows(runs: list[Run], first_sequence: int) -> np.ndarray:
@@ -434,6 +434,6 @@ def _stable_order(chunks: np.ndarray, seq_length: int) -> np.ndarray:
     """Indices that sort a block, ties in order: a radix sort of 16-bit lengths, else of unique 64-bit keys."""
     if chunks.dtype.itemsize <= 2:
         return np.argsort(chunks, kind="stable")
-    keys = chunks.astype(np.uint64) << np.uint64(18) | np.arange(len(chunks), dtype=np.uint64)
+    keys = chunks.astype(np.uint64) << np.uint64(BLOCK_BITS) | np.arange(len(chunks), dtype=np.uint64)
     keys.sort()
-    return (keys & np.uint64(BLOCK - 1)).astype(np.int64)
+    return (keys & np.uint64((1 << BLOCK_BITS) - 1)).astype(np.int64)

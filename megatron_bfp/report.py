@@ -38,14 +38,20 @@ def cut_by_concatenation(lengths: Any, seq_length: int) -> Truncation:
 
 
 def cut_by_packing(index: SequenceIndex) -> Truncation:
-    """Documents that an index puts into more than one sequence, counted from the index."""
-    table, seq_length = index.table, index.key.seq_length
+    """Documents that an index puts into more than one sequence, by counting the chunks it has of each."""
+    table, key = index.table, index.key
+    chunks = np.zeros(key.end_document - key.first_document, dtype=np.uint32)
+    for first in range(0, len(table.document_ids), BLOCK):
+        block = table.document_ids[first : first + BLOCK].astype(np.int64)
+        np.add.at(chunks, block - key.first_document, 1)
     full_chunks = np.diff(table.long_documents[:, 1], prepend=0)
-    if not len(full_chunks):
-        return Truncation(0, 0)
-    lengths = np.asarray(index.dataset.document_lengths[table.long_documents[:, 0]])
-    cut = full_chunks + (lengths % seq_length > 0) > 1
-    return Truncation(int(np.count_nonzero(cut)), int(np.count_nonzero(cut & (lengths <= seq_length))))
+    np.add.at(chunks, table.long_documents[:, 0] - key.first_document, full_chunks.astype(np.uint32))
+    documents = np.flatnonzero(chunks > 1) + key.first_document
+    needlessly = 0
+    for first in range(0, len(documents), BLOCK):
+        lengths = index.dataset.document_lengths[documents[first : first + BLOCK]]
+        needlessly += int(np.count_nonzero(lengths <= key.seq_length))
+    return Truncation(len(documents), needlessly)
 
 
 def format_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:

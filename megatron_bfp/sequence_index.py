@@ -14,9 +14,12 @@ names, sizes, the table of runs and a sampled fingerprint of the .idx. What only
 and each read of a sequence checks what it got. Nothing is ever derived from modification times: datasets are copied.
 """
 
+import errno
 import hashlib
+import io
 import json
 import logging
+import operator
 import os
 import re
 import secrets
@@ -24,7 +27,7 @@ import shutil
 import socket
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -36,10 +39,14 @@ from .packing import (
     Census,
     Progress,
     SequenceTable,
-    build_table,
     checked_cap,
     checked_count,
+    count_sequences,
     id_dtype,
+    place_documents,
+    plan_runs,
+    run_rows,
+    sort_documents,
     take_census,
     without_progress,
 )
@@ -48,8 +55,8 @@ FORMAT = "megatron_bfp sequence index"
 VERSION = 1
 ARRAYS = ("document_ids", "long_documents", "runs")
 NAME = re.compile(r"s([1-9][0-9]*)-d(0|[1-9][0-9]*)-(0|[1-9][0-9]*)(?:-m([1-9][0-9]*))?")
-FOREIGN_LEFTOVER_SECONDS = 24 * 3600
-"""Another host's unfinished build is taken for dead after this time."""
+LEFTOVER_SECONDS = 24 * 3600
+"""An unfinished build is taken for dead after this time, where no lock shows whether it is."""
 
 logger = logging.getLogger(__name__)
 
@@ -65,8 +72,11 @@ class IndexKey:
     max_documents_per_sequence: int | None = None
 
     def __post_init__(self) -> None:
-        checked_count("seq_length", self.seq_length)
-        checked_cap(self.max_documents_per_sequence)
+        checked = {"seq_length": checked_count("seq_length", self.seq_length)}
+        checked["max_documents_per_sequence"] = checked_cap(self.max_documents_per_sequence)
+        checked |= {name: operator.index(getattr(self, name)) for name in ("first_document", "end_document")}
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
         if not 0 <= self.first_document <= self.end_document:
             raise OptionError(f"documents {self.first_document} to {self.end_document} are not a range")
 
@@ -83,7 +93,10 @@ class IndexKey:
         if match is None:
             return None
         seq_length, first, end, cap = (None if group is None else int(group) for group in match.groups())
-        return cls(seq_length, first, end, cap)
+        try:
+            return cls(seq_length, first, end, cap)
+        except OptionError:
+            return None
 
 
 def document_range(fractions: tuple[float, float], num_documents: int) -> tuple[int, int]:
@@ -115,12 +128,15 @@ class SequenceIndex:
 
     def __init__(self, path: str, dataset: IndexedDataset) -> None:
         self.path, self.dataset = str(path), dataset
-        self.key = _key_of(self.path)
-        metadata = _read_metadata(self.path, dataset.prefix)
+        self.key = _key_of(self.path, dataset)
+        try:
+            metadata = _read_metadata(self.path, self.key, dataset)
+            _check_fingerprint(self.path, metadata["fingerprint"], dataset)
+            self.table = _open_table(self.path, self.key, metadata, dataset)
+        except OSError as error:
+            raise SequenceIndexError(f"{error.filename or self.path}: cannot be read: {error.strerror}") from None
         self.counts: dict[str, int] = metadata["counts"]
         self.idx_sha256: str = metadata["fingerprint"]["sha256"]
-        _check_fingerprint(self.path, metadata["fingerprint"], dataset.prefix)
-        self.table = _open_table(self.path, self.key, metadata, dataset.prefix)
 
     def __reduce__(self) -> tuple:
         return type(self), (self.path, self.dataset)
@@ -171,7 +187,7 @@ class SequenceIndex:
         return chunks, starts, ends
 
     def _refuse(self, sequence: int, reason: str) -> None:
-        raise SequenceIndexError(_damaged(self.path, self.dataset.prefix, f"sequence {sequence} {reason}"))
+        raise _damaged(self.path, self.dataset, f"sequence {sequence} {reason}")
 
 
 def index_directory(prefix: str) -> str:
@@ -179,10 +195,10 @@ def index_directory(prefix: str) -> str:
     return prefix + ".bfp"
 
 
-def cached_index_directory(prefix: str, cache_path: str) -> str:
-    """Where a dataset's indexes go if they cannot stand beside it: named for its .idx, whose content may have moved."""
-    fingerprint = sample_fingerprint(idx_path(prefix))["sampled_sha256"]
-    return os.path.join(cache_path, f"{os.path.basename(prefix)}-{fingerprint[:16]}.bfp")
+def cached_index_directory(dataset: IndexedDataset, cache_path: str) -> str:
+    """Where a dataset's indexes go if they cannot stand beside it: a folder named for it and its .idx's content."""
+    sampled = sampled_fingerprint(dataset.idx_content)["sampled_sha256"]
+    return os.path.join(cache_path, f"{os.path.basename(dataset.prefix)}-{sampled[:16]}.bfp")
 
 
 def open_or_build(
@@ -197,7 +213,7 @@ def open_or_build(
     """
     places = [index_directory(dataset.prefix)]
     if cache_path:
-        places.append(cached_index_directory(dataset.prefix, cache_path))
+        places.append(cached_index_directory(dataset, cache_path))
     for place in places:
         if os.path.isdir(os.path.join(place, key.name)):
             return SequenceIndex(os.path.join(place, key.name), dataset)
@@ -213,7 +229,7 @@ def open_or_build(
         return build(dataset, key, place, progress=progress)
     raise SequenceIndexError(
         f"{dataset.prefix}: there is no sequence index {key.name} and no place to build it: {', '.join(reasons)}. "
-        f"Give a writable --data-cache-path, or prebuild it: {_rebuild_command(dataset.prefix)}"
+        f"Give a writable --data-cache-path, or build it where that place is writable: {_build_command(dataset, key)}"
     )
 
 
@@ -242,8 +258,8 @@ def build(
     target = os.path.join(directory, key.name)
     try:
         os.makedirs(directory, exist_ok=True)
-        with locked_directory(directory):
-            _remove_leftovers(directory)
+        with locked_directory(directory) as is_locked:
+            _remove_leftovers(directory, is_locked)
             if overwrite or not os.path.isdir(target):
                 _build_and_rename(dataset, key, target, overwrite, progress)
     except OSError as error:
@@ -263,14 +279,18 @@ def verify(path: str, dataset: IndexedDataset, progress: Progress = without_prog
     index = SequenceIndex(path, dataset)
     lengths = dataset.document_lengths.range(index.key.first_document, index.key.end_document)
     census = take_census(lengths, index.key.seq_length, progress)
-    expected = _metadata(index.key, census, index.table.num_sequences, path, dataset.prefix)
-    with open(os.path.join(path, "index.json"), "rb") as file:
-        found = file.read()
+    try:
+        expected = _metadata(index.key, census, index.table.num_sequences, path, dataset)
+        with open(os.path.join(path, "index.json"), "rb") as file:
+            found = file.read()
+        names = set(os.listdir(path))
+    except OSError as error:
+        raise SequenceIndexError(f"{error.filename or path}: cannot be read: {error.strerror}") from None
     if found != canonical_json(expected):
         wrong = _first_difference(expected, json.loads(found))
-        raise SequenceIndexError(_damaged(path, dataset.prefix, f"index.json: {wrong} does not match the data"))
-    if set(os.listdir(path)) != {"index.json", *(f"{name}.npy" for name in ARRAYS)}:
-        raise SequenceIndexError(_damaged(path, dataset.prefix, "there are files that do not belong to it"))
+        raise _damaged(path, dataset, f"index.json: {wrong} does not match the data")
+    if names != {"index.json", *(f"{name}.npy" for name in ARRAYS)}:
+        raise _damaged(path, dataset, "there are files that do not belong to it")
     _check_coverage(index, lengths, census, progress)
     return index
 
@@ -286,7 +306,7 @@ def verify_all(
     """
     dataset = IndexedDataset(prefix)
     dataset.check_pointers()
-    places = [index_directory(prefix)] + ([cached_index_directory(prefix, cache_path)] if cache_path else [])
+    places = [index_directory(prefix)] + ([cached_index_directory(dataset, cache_path)] if cache_path else [])
     paths = [
         os.path.join(place, name)
         for place in places
@@ -295,24 +315,27 @@ def verify_all(
         if not name.startswith(".")
     ]
     if not paths:
-        raise SequenceIndexError(f"{places[0]}: there is no sequence index; build one: {_rebuild_command(prefix)}")
+        raise SequenceIndexError(f"{places[0]}: there is no sequence index; build one with --indexed {prefix}")
     return [verify(path, dataset, progress) for path in paths]
 
 
-def sample_fingerprint(path: str) -> dict[str, Any]:
-    """Size and sampled sha256 of a file, in constant time: its first and last 64 KiB and 256 blocks of 4 KiB between.
+def sampled_fingerprint(content: np.ndarray) -> dict[str, Any]:
+    """Size and sampled sha256 of a file's content, in constant time: its first and last 64 KiB, and 256 blocks of 4 KiB
+    evenly spaced over all of it.
+
+    Args:
+        content: uint8 [bytes], usually a memory map. The fingerprint is of the bytes that are read, and not of a file
+            that may have taken their place.
 
     Returns:
         {"bytes": int, "sampled_sha256": str}
     """
-    size = os.path.getsize(path)
+    size = len(content)
     digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        offsets = [(0, 1 << 16), (max(0, size - (1 << 16)), 1 << 16)]
-        offsets += [(max(0, size - 4096) * block // 255, 4096) for block in range(256)]
-        for offset, count in offsets:
-            file.seek(offset)
-            digest.update(file.read(count))
+    offsets = [(0, 1 << 16), (max(0, size - (1 << 16)), 1 << 16)]
+    offsets += [(max(0, size - 4096) * block // 255, 4096) for block in range(256)]
+    for offset, count in offsets:
+        digest.update(content[offset : offset + count])
     return {"bytes": size, "sampled_sha256": digest.hexdigest()}
 
 
@@ -332,8 +355,11 @@ def _build_and_rename(dataset: IndexedDataset, key: IndexKey, target: str, overw
         if overwrite and os.path.isdir(target):
             os.rename(target, replaced)
         os.rename(temporary, target)
-    except OSError:
-        if not os.path.isdir(target):  # else a builder whose lock this file system did not show us was faster
+    except OSError as error:
+        # a builder whose lock this file system did not show us may have been faster; its result is as good
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            if os.path.isdir(replaced):
+                os.rename(replaced, target)
             raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -344,25 +370,19 @@ def _build_and_rename(dataset: IndexedDataset, key: IndexKey, target: str, overw
 def _write(dataset: IndexedDataset, key: IndexKey, directory: str, progress: Progress) -> None:
     lengths = dataset.document_lengths.range(key.first_document, key.end_document)
     census = take_census(lengths, key.seq_length, progress)
-    document_ids = np.lib.format.open_memmap(
-        os.path.join(directory, "document_ids.npy"),
-        mode="w+",
-        dtype=id_dtype(key.end_document),
-        shape=(census.num_remainders,),
-    )
-    table = build_table(
-        lengths,
-        census,
-        key.seq_length,
-        key.max_documents_per_sequence,
-        document_ids,
-        key.first_document,
-        progress,
-    )
-    document_ids.flush()
-    np.save(os.path.join(directory, "runs.npy"), table.runs, allow_pickle=False)
-    np.save(os.path.join(directory, "long_documents.npy"), table.long_documents, allow_pickle=False)
-    metadata = _metadata(key, census, table.num_sequences, directory, dataset.prefix)
+    runs = plan_runs(census.remainders, key.seq_length, key.max_documents_per_sequence)
+    sorted_ids = sort_documents(lengths, census.remainders, id_dtype(key.end_document), key.first_document, progress)
+    with open(
+        os.path.join(directory, "document_ids.npy"), "wb"
+    ) as file:  # written, not mapped: a full disk is an error
+        header = np.lib.format.header_data_from_array_1_0(sorted_ids)
+        np.lib.format.write_array_header_1_0(file, header)
+        for piece in place_documents(runs, sorted_ids, progress):
+            file.write(piece.data)
+    long_documents = census.long_documents + np.array([key.first_document, 0])
+    np.save(os.path.join(directory, "runs.npy"), run_rows(runs, census.num_full_chunks), allow_pickle=False)
+    np.save(os.path.join(directory, "long_documents.npy"), long_documents, allow_pickle=False)
+    metadata = _metadata(key, census, count_sequences(census, runs), directory, dataset)
     with open(os.path.join(directory, "index.json"), "wb") as file:
         file.write(canonical_json(metadata))
     for name in os.listdir(directory):
@@ -370,12 +390,15 @@ def _write(dataset: IndexedDataset, key: IndexKey, directory: str, progress: Pro
     sync_file(directory)
 
 
-def _metadata(key: IndexKey, census: Census, num_sequences: int, directory: str, prefix: str) -> dict[str, Any]:
+def _metadata(
+    key: IndexKey, census: Census, num_sequences: int, directory: str, dataset: IndexedDataset
+) -> dict[str, Any]:
     """What index.json must say, from the data itself."""
     files = {}
     for name in ARRAYS:
         path = os.path.join(directory, f"{name}.npy")
         files[f"{name}.npy"] = {"bytes": os.path.getsize(path), "sha256": _file_sha256(path)}
+    fingerprint = sampled_fingerprint(dataset.idx_content) | {"sha256": hashlib.sha256(dataset.idx_content).hexdigest()}
     return {
         "counts": {
             "documents": census.num_documents,
@@ -386,7 +409,7 @@ def _metadata(key: IndexKey, census: Census, num_sequences: int, directory: str,
         },
         "documents": [key.first_document, key.end_document],
         "files": files,
-        "fingerprint": sample_fingerprint(idx_path(prefix)) | {"sha256": _file_sha256(idx_path(prefix))},
+        "fingerprint": fingerprint,
         "format": FORMAT,
         "max_documents_per_sequence": key.max_documents_per_sequence,
         "seq_length": key.seq_length,
@@ -402,39 +425,40 @@ def _file_sha256(path: str) -> str:
     return digest.hexdigest()
 
 
-def _key_of(path: str) -> IndexKey:
+def _key_of(path: str, dataset: IndexedDataset) -> IndexKey:
     key = IndexKey.from_name(os.path.basename(os.path.normpath(path)))
-    if key is None or not os.path.isdir(path):
-        raise SequenceIndexError(f"{path}: not a sequence index (a directory with a name like s2048-d0-969)")
+    if key is None:
+        raise SequenceIndexError(f"{path}: not a sequence index; one is a directory with a name like s2048-d0-969")
+    if not os.path.isdir(path):
+        raise SequenceIndexError(f"{path}: no such sequence index; build it: {_build_command(dataset, key)}")
+    if key.end_document > dataset.num_documents:
+        raise SequenceIndexError(
+            f"{path}: is for documents up to {key.end_document}, {idx_path(dataset.prefix)} has {dataset.num_documents}"
+        )
     return key
 
 
-def _read_metadata(path: str, prefix: str) -> dict[str, Any]:
+def _read_metadata(path: str, key: IndexKey, dataset: IndexedDataset) -> dict[str, Any]:
     """index.json, if it has the form of one and agrees with its directory's name."""
     try:
         with open(os.path.join(path, "index.json"), "rb") as file:
             content = file.read()
         metadata = json.loads(content)
         canonical = canonical_json(metadata) == content
-    except (OSError, ValueError, RecursionError) as error:
-        raise SequenceIndexError(_damaged(path, prefix, f"index.json cannot be read: {error}")) from None
+    except (FileNotFoundError, ValueError, RecursionError) as error:
+        raise _damaged(path, dataset, f"index.json cannot be read: {error}") from None
     if not canonical or not isinstance(metadata, dict) or metadata.get("format") != FORMAT:
-        raise SequenceIndexError(_damaged(path, prefix, "index.json was altered"))
+        raise _damaged(path, dataset, "index.json was altered")
     if metadata.get("version") != VERSION:
         raise SequenceIndexError(
             f"{path}: format version {metadata.get('version')}, this megatron_bfp reads {VERSION}; update it, or "
-            f"rebuild the index: {_rebuild_command(prefix)}"
+            f"rebuild the index: {_remedy(path, dataset)}"
         )
     if not _has_form(metadata):
-        raise SequenceIndexError(_damaged(path, prefix, "index.json was altered"))
-    cap, (first, end) = metadata["max_documents_per_sequence"], metadata["documents"]
-    name = os.path.basename(os.path.normpath(path))
-    described = (metadata["seq_length"], first, end, cap)
-    key = IndexKey.from_name(name)
+        raise _damaged(path, dataset, "index.json was altered")
+    described = (metadata["seq_length"], *metadata["documents"], metadata["max_documents_per_sequence"])
     if described != (key.seq_length, key.first_document, key.end_document, key.max_documents_per_sequence):
-        raise SequenceIndexError(
-            _damaged(path, prefix, "index.json describes another index; the directory was renamed")
-        )
+        raise _damaged(path, dataset, "index.json describes another index; the directory was renamed")
     return metadata
 
 
@@ -463,41 +487,48 @@ def _has_form(metadata: dict[str, Any]) -> bool:
     return "max_documents_per_sequence" in metadata and same_form(without_cap, example)
 
 
-def _check_fingerprint(path: str, fingerprint: dict[str, Any], prefix: str) -> None:
-    found = sample_fingerprint(idx_path(prefix))
+def _check_fingerprint(path: str, fingerprint: dict[str, Any], dataset: IndexedDataset) -> None:
+    found = sampled_fingerprint(dataset.idx_content)
     if any(found[name] != fingerprint[name] for name in found):
         raise SequenceIndexError(
-            f"{path}: it was built from another {idx_path(prefix)} than the one that is there now (the fingerprint "
-            f"differs). If the dataset was written anew, rebuild the index: {_rebuild_command(prefix)} --overwrite"
+            f"{path}: it was built from another {idx_path(dataset.prefix)} than the one that is there now (the "
+            f"fingerprint differs). If the dataset was written anew, rebuild the index: {_remedy(path, dataset)}"
         )
 
 
-def _open_table(path: str, key: IndexKey, metadata: dict[str, Any], prefix: str) -> SequenceTable:
+def _open_table(path: str, key: IndexKey, metadata: dict[str, Any], dataset: IndexedDataset) -> SequenceTable:
     """Map the arrays and check all that does not depend on the number of documents."""
     arrays = {}
     for name in ARRAYS:
         file_path = os.path.join(path, f"{name}.npy")
+        described = metadata["files"][f"{name}.npy"]
         try:
-            if os.path.getsize(file_path) != metadata["files"][f"{name}.npy"]["bytes"]:
+            if os.path.getsize(file_path) != described["bytes"]:
                 raise ValueError("its size is not what index.json says")
             arrays[name] = np.asarray(np.load(file_path, mmap_mode="r", allow_pickle=False))
+            if name == "runs":  # small whatever the corpus: read and checked whole
+                with open(file_path, "rb") as file:
+                    content = file.read()
+                if hashlib.sha256(content).hexdigest() != described["sha256"]:
+                    raise ValueError("it was altered")
+                arrays[name] = np.load(io.BytesIO(content), allow_pickle=False)
         except Exception as error:  # numpy's parser of array headers raises many kinds on damaged ones
-            raise SequenceIndexError(_damaged(path, prefix, f"{name}.npy cannot be read: {error}")) from None
+            if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
+                raise
+            raise _damaged(path, dataset, f"{name}.npy cannot be read: {error}") from None
     counts = metadata["counts"]
     table = SequenceTable(key.seq_length, counts["sequences"], **arrays)
-    if _file_sha256(os.path.join(path, "runs.npy")) != metadata["files"]["runs.npy"]["sha256"]:
-        raise SequenceIndexError(_damaged(path, prefix, "runs.npy was altered"))
     if counts["documents"] != key.end_document - key.first_document or not _is_sound(table, counts, key):
-        raise SequenceIndexError(_damaged(path, prefix, "its arrays contradict index.json"))
+        raise _damaged(path, dataset, "its arrays contradict index.json")
     return table
 
 
 def _is_sound(table: SequenceTable, counts: dict[str, int], key: IndexKey) -> bool:
     """Whether the runs cover all sequences and entries, and the arrays have the right dtypes and shapes."""
     runs, ids, long = table.runs, table.document_ids, table.long_documents
-    forms = ((runs, np.int64, (len(runs), 3)), (long, np.int64, (len(long), 2)))
-    if any(array.dtype != dtype or array.shape != shape for array, dtype, shape in forms):
-        return False
+    for array, columns in ((runs, 3), (long, 2)):
+        if array.dtype != np.int64 or array.ndim != 2 or array.shape[1] != columns:
+            return False
     if not long.flags.c_contiguous or ids.dtype != id_dtype(key.end_document) or ids.ndim != 1:
         return False
     if counts["padding"] != counts["sequences"] * key.seq_length - counts["tokens"] or counts["padding"] < 0:
@@ -519,12 +550,18 @@ def _check_coverage(index: SequenceIndex, lengths: Any, census: Census, progress
     """Every full chunk is listed, every remainder chunk is in exactly one sequence, and every sequence fits."""
     key, table = index.key, index.table
 
-    def refuse(reason: str) -> None:
-        raise SequenceIndexError(_damaged(index.path, index.dataset.prefix, reason))
+    def refuse(reason: str) -> NoReturn:
+        raise _damaged(index.path, index.dataset, reason)
 
     if not np.array_equal(table.long_documents, census.long_documents + np.array([key.first_document, 0])):
         refuse("long_documents.npy does not match the lengths in the .idx")
-    seen = np.zeros(len(lengths), dtype=bool)
+    if len(table.document_ids) != census.num_remainders:
+        refuse("document_ids.npy does not name every document once")
+    if key.max_documents_per_sequence and np.any(table.runs[:, 2] > key.max_documents_per_sequence):
+        refuse("a sequence has more documents than max_documents_per_sequence")
+    remainders = np.empty(len(lengths), dtype=np.uint32)
+    for first in progress(range(0, len(lengths), BLOCK), -(-len(lengths) // BLOCK), "reading lengths"):
+        remainders[first : first + BLOCK] = lengths[first : first + BLOCK] % key.seq_length
     firsts = np.append(table.runs[:, 0], table.num_sequences)
     for (_, entry, chunks), count in progress(
         zip(table.runs.tolist(), np.diff(firsts).tolist()), len(table.runs), "checking sequences"
@@ -535,18 +572,19 @@ def _check_coverage(index: SequenceIndex, lengths: Any, census: Census, progress
             documents = rows.astype(np.int64) - key.first_document
             if documents.min() < 0 or documents.max() >= len(lengths):
                 refuse("document_ids.npy names documents outside the range")
-            remainders = lengths[documents].astype(np.int64) % key.seq_length
-            if remainders.reshape(-1, chunks).sum(axis=1).max() > key.seq_length or remainders.min() < 1:
+            found = remainders[documents].astype(np.int64)
+            remainders[documents] = 0  # so that a second mention of a document has no tokens left
+            if found.min() < 1 or len(np.unique(documents)) != len(documents):
+                refuse("document_ids.npy does not name every document once")
+            if found.reshape(-1, chunks).sum(axis=1).max() > key.seq_length:
                 refuse("document_ids.npy has a sequence that does not fit")
-            seen[documents] = True
-    if len(table.document_ids) != census.num_remainders or np.count_nonzero(seen) != census.num_remainders:
-        refuse("document_ids.npy does not name every document once")
-    if key.max_documents_per_sequence and np.any(table.runs[:, 2] > key.max_documents_per_sequence):
-        refuse("a sequence has more documents than max_documents_per_sequence")
 
 
-def _remove_leftovers(directory: str) -> None:
-    """Remove what dead builders left. The caller holds the directory's lock, so builders of this host are dead."""
+def _remove_leftovers(directory: str, is_locked: bool) -> None:
+    """Remove what dead builders left.
+
+    Builders of this host are dead if we hold the directory's lock; of others, and without locks, only age tells.
+    """
     for name in os.listdir(directory):
         parts = name.split(".")
         if not name.startswith(".s") or len(parts) < 5 or IndexKey.from_name(parts[1]) is None:
@@ -554,10 +592,10 @@ def _remove_leftovers(directory: str) -> None:
         path = os.path.join(directory, name)
         host = ".".join(parts[2:]).removesuffix(".replaced").rsplit(".", 2)[0]
         try:
-            dead = host == socket.gethostname() or time.time() - os.path.getmtime(path) > FOREIGN_LEFTOVER_SECONDS
+            is_old = time.time() - os.path.getmtime(path) > LEFTOVER_SECONDS
         except FileNotFoundError:
             continue
-        if dead:
+        if is_old or (is_locked and host == socket.gethostname()):
             logger.info("removing %s, left by a builder that was killed", path)
             shutil.rmtree(path, ignore_errors=True)
 
@@ -570,9 +608,23 @@ def _first_difference(expected: Any, found: Any, name: str = "") -> str:
     return name or "its form"
 
 
-def _damaged(path: str, prefix: str, reason: str) -> str:
-    return f"{path}: the sequence index is damaged: {reason}. Rebuild it: {_rebuild_command(prefix)} --overwrite"
+def _damaged(path: str, dataset: IndexedDataset, reason: str) -> SequenceIndexError:
+    return SequenceIndexError(f"{path}: the sequence index is damaged: {reason}. Rebuild it: {_remedy(path, dataset)}")
 
 
-def _rebuild_command(prefix: str) -> str:
-    return f"megatron-bfp-preprocess --indexed {prefix} --seq-length L [--split S]"
+def _remedy(path: str, dataset: IndexedDataset) -> str:
+    """What to do about an index that cannot be used."""
+    path = os.path.normpath(path)
+    key = IndexKey.from_name(os.path.basename(path))
+    if key is None or os.path.dirname(path) != os.path.normpath(index_directory(dataset.prefix)):
+        return f"remove {path}; the next start builds it"
+    return f"{_build_command(dataset, key)} --overwrite"
+
+
+def _build_command(dataset: IndexedDataset, key: IndexKey) -> str:
+    command = f"megatron-bfp-preprocess --indexed {dataset.prefix} --seq-length {key.seq_length}"
+    if key.max_documents_per_sequence is not None:
+        command += f" --max-documents-per-sequence {key.max_documents_per_sequence}"
+    if (key.first_document, key.end_document) != (0, dataset.num_documents):
+        command += " --split (as in training)"
+    return command

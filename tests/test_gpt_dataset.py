@@ -169,6 +169,10 @@ def test_the_builder_s_array_of_all_documents_stays_small(prefix):
 def test_a_split_without_documents_is_empty_and_one_without_samples_builds_nothing(prefix, tmp_path):
     train, valid, test = build([10, 5, 0], config(([prefix], None), split="999999,1,1"))
     assert len(train) > 0 and len(valid) == 0 and len(test) == 0
+    for empty in (valid, test):
+        for index in (0, None):
+            with pytest.raises(IndexError):
+                empty[index]
     assert sorted(os.listdir(tmp_path / "data.bfp")) == ["s8-d0-12", "s8-d12-12"]
 
 
@@ -232,7 +236,11 @@ def test_a_blend_for_each_split(corpora):
 
 def test_an_empty_corpus_in_a_blend_is_named_with_its_split(corpora, tmp_path):
     empty = write(tmp_path / "empty", [[]]).prefix
-    for blend, sizes in ((([*corpora, empty], None), [None] * 3), (([*corpora, empty], [1.0] * 4), [10, 0, 0])):
+    for blend, sizes in (
+        (([*corpora, empty], None), [None] * 3),
+        (([*corpora, empty], [1.0] * 4), [10, 0, 0]),
+        (([empty], [1.0]), [10, 0, 0]),
+    ):
         with pytest.raises(OptionError, match="empty: the train split"):
             build(sizes, config(blend))
 

@@ -182,6 +182,70 @@ def test_pointers_deep_inside_are_checked_at_the_read_and_by_a_full_check(tmp_pa
         dataset.document_lengths[:]
 
 
+@pytest.mark.parametrize("value", [-5, 10**12, 0])
+def test_first_sequences_deep_inside_are_checked_too(tmp_path, value):
+    dataset = write(tmp_path / "data", [[1, 2]] * 100_000)
+    path = tmp_path / "data.idx"
+    content = bytearray(path.read_bytes())
+    at = HEADER_BYTES + 100_000 * 12 + 50_000 * 8
+    content[at : at + 8] = value.to_bytes(8, "little", signed=True)
+    path.write_bytes(content)
+    dataset = IndexedDataset(str(tmp_path / "data"))
+    with pytest.raises(IndexedDatasetError, match="first sequence of document"):
+        dataset.document_lengths[49_999:50_001]
+    with pytest.raises(IndexedDatasetError):
+        dataset.check_pointers()
+    with pytest.raises(IndexedDatasetError):
+        dataset.document(49_999)
+
+
+@pytest.mark.parametrize("lengths, per_document", [([3], [2]), ([-1, 4], None), ([3.0], None), ([3], [3, -2])])
+def test_counts_that_cannot_be_are_refused(tmp_path, lengths, per_document):
+    with IndexedDatasetWriter(str(tmp_path / "data"), np.uint16) as writer:
+        with pytest.raises(InputError):
+            writer.add(np.array([1, 2, 3]), lengths, per_document)
+
+
+FILE_SIZE_LIMIT = """
+import resource, sys
+sys.path.insert(0, {root!r})
+import numpy as np
+import megatron_bfp
+from megatron_bfp.indexed_dataset import IndexedDataset, IndexedDatasetWriter
+from megatron_bfp.sequence_index import IndexKey, build
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+try:
+    {statement}
+except megatron_bfp.BFPError as error:
+    sys.exit(str(error))
+"""
+
+
+def run_with_little_disk(statement):
+    """Run with files limited to 100 kB, which fails as a full disk does; returns the error message."""
+    script = FILE_SIZE_LIMIT.format(root=str(ROOT), statement=statement)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    return done.stderr.strip()
+
+
+def test_a_full_disk_is_our_error_and_leaves_nothing(tmp_path):
+    statement = f"""
+    with IndexedDatasetWriter({str(tmp_path / "full")!r}, np.uint16) as writer:
+        for _ in range(40):
+            writer.add(np.zeros(50_000, dtype=np.uint16), np.array([50_000]))
+        writer.finalize()"""
+    message = run_with_little_disk(statement.strip())
+    assert "cannot be written: File too large" in message and len(message.splitlines()) == 1
+    assert os.listdir(tmp_path) == []
+    prefix = str(tmp_path / "data")
+    write(prefix, [[1]] * 50_000)
+    statement = f"build(IndexedDataset({prefix!r}), IndexKey(8, 0, 50_000), {prefix + '.bfp'!r})"
+    message = run_with_little_disk(statement)
+    assert "s8-d0-50000: cannot be written" in message and len(message.splitlines()) == 1
+    assert os.listdir(prefix + ".bfp") == []
+
+
 def test_a_document_that_is_not_there_is_an_index_error(write_dataset):
     dataset = write_dataset(documents_of([5, 3]))
     for document in (-1, 2):

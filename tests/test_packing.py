@@ -144,6 +144,8 @@ def test_a_sequence_that_is_not_there_is_an_index_error(index):
         (([3, -1], 8), "document 1"),
         (([3.0], 8), "float64"),
         (([[3]], 8), "1-d"),
+        (([[3], [3, 4]], 8), "1-d"),
+        ((np.array([1, 1 << 63], dtype=np.uint64), 8), "document 1"),
         (([3], 0), "seq_length"),
         (([3], 2.0), "seq_length"),
         (([3], True), "seq_length"),

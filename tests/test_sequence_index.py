@@ -1,5 +1,6 @@
 """The sequence index on disk: whole or absent, the same bytes everywhere, and no damage that goes unseen."""
 
+import fcntl
 import hashlib
 import json
 import multiprocessing
@@ -8,6 +9,7 @@ import pickle
 import random
 import shutil
 import signal
+import socket
 import time
 
 import numpy as np
@@ -363,6 +365,82 @@ def test_a_builder_that_cannot_see_the_lock_takes_the_faster_one_s_result(datase
     monkeypatch.setattr(module, "_write", overtaken)
     assert len(build(dataset, key, directory)) == len(pack(LENGTHS, 8))
     assert os.listdir(directory) == [key.name]
+
+
+def test_without_locks_a_builder_at_work_is_not_disturbed(dataset, tmp_path, monkeypatch):
+    def no_locks(*_):
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    at_work = tmp_path / "data.bfp" / f".s8-d0-12.{socket.gethostname()}.1.abcd"
+    at_work.mkdir(parents=True)
+    build(dataset, IndexKey(8, 0, 12), str(tmp_path / "data.bfp"))
+    assert at_work.is_dir()
+    monkeypatch.undo()
+    build(dataset, IndexKey(8, 0, 12), str(tmp_path / "data.bfp"))
+    assert not at_work.exists()
+
+
+def test_a_rebuild_that_fails_says_so_and_keeps_what_was_there(dataset, index, tmp_path, monkeypatch):
+    whole = content_of(tmp_path / "data.bfp" / index.key.name)
+    real_save, real_rename = np.save, os.rename
+
+    def full_disk(path, *arguments, **keywords):
+        raise OSError(28, "No space left on device")
+
+    def fail_at_the_end(source, target):
+        if os.path.basename(target) == index.key.name and not source.endswith(".replaced"):
+            raise OSError(5, "Input/output error")
+        real_rename(source, target)
+
+    for owner, name, replacement in ((np, "save", full_disk), (os, "rename", fail_at_the_end)):
+        monkeypatch.setattr(owner, name, replacement)
+        with pytest.raises(SequenceIndexError, match="cannot be written"):
+            build(dataset, index.key, index_directory(dataset.prefix), overwrite=True)
+        monkeypatch.undo()
+        assert content_of(tmp_path / "data.bfp" / index.key.name) == whole
+        assert os.listdir(tmp_path / "data.bfp") == [index.key.name]
+    assert (np.save, os.rename) == (real_save, real_rename)
+
+
+def test_an_index_carries_the_fingerprint_of_what_it_was_built_from(dataset, tmp_path):
+    other = write(tmp_path / "data", documents_of(LENGTHS[::-1]))  # while the first one is still open
+    index = build(dataset, IndexKey(8, 0, 12), index_directory(dataset.prefix))
+    assert len(index) == len(pack(LENGTHS, 8))
+    with pytest.raises(SequenceIndexError, match="built from another"):
+        SequenceIndex(index.path, other)
+
+
+def test_more_documents_than_there_are_cannot_be_claimed(dataset, tmp_path):
+    build(dataset, IndexKey(8, 0, 12), index_directory(dataset.prefix))
+    path = tmp_path / "data.bfp" / "s8-d0-13"
+    os.rename(tmp_path / "data.bfp" / "s8-d0-12", path)
+    metadata = json.loads((path / "index.json").read_bytes())
+    metadata["documents"] = [0, 13]
+    metadata["counts"]["documents"] = 13
+    (path / "index.json").write_bytes(module.canonical_json(metadata))
+    with pytest.raises(SequenceIndexError, match="has 12"):
+        verify(str(path), dataset)
+
+
+def test_the_remedy_fits_the_index(dataset, tmp_path, read_only):
+    build(dataset, IndexKey(8, 0, 12, 2), index_directory(dataset.prefix))
+    (tmp_path / "data.bfp" / "s8-d0-12-m2" / "runs.npy").unlink()
+    with pytest.raises(SequenceIndexError, match="--seq-length 8 --max-documents-per-sequence 2 --overwrite"):
+        SequenceIndex(str(tmp_path / "data.bfp" / "s8-d0-12-m2"), dataset)
+    with pytest.raises(SequenceIndexError, match="no such sequence index; build it: .*--seq-length 16"):
+        SequenceIndex(str(tmp_path / "data.bfp" / "s16-d0-12"), dataset)
+    read_only(index_directory(dataset.prefix))
+    cached = open_or_build(dataset, IndexKey(8, 0, 12), str(tmp_path / "cache"))
+    os.remove(os.path.join(cached.path, "runs.npy"))
+    with pytest.raises(SequenceIndexError, match="remove .*cache.*; the next start builds it"):
+        open_or_build(dataset, IndexKey(8, 0, 12), str(tmp_path / "cache"))
+
+
+def test_numpy_integers_make_the_same_key(dataset):
+    key = IndexKey(np.int64(8), np.int32(0), np.uint32(12), np.int8(3))
+    assert key == IndexKey(8, 0, 12, 3) and type(key.seq_length) is int
+    assert len(build(dataset, key, index_directory(dataset.prefix)))
 
 
 def test_another_host_s_leftovers_are_removed_only_when_old(dataset, tmp_path):
