@@ -39,6 +39,10 @@ class HuggingFaceTokenizer:
     pad = -1
 
     def __init__(self, path: str, eod_token: str | None = None, needs_eod: bool = True) -> None:
+        try:
+            from tokenizers import Tokenizer
+        except ImportError:
+            raise OptionError("the tokenizers package is missing: pip install 'megatron-bfp[preprocess]'") from None
         file_path = os.path.join(path, "tokenizer.json") if os.path.isdir(path) else path
         try:
             with open(file_path, "rb") as file:
@@ -47,8 +51,8 @@ class HuggingFaceTokenizer:
             raise OptionError(f"--tokenizer-model {file_path}: {error.strerror}") from None
         try:
             description = json.loads(content)
-            self._tokenizer = _from_description(_without_special_tokens(description))
-            vocabulary = _from_description(description).get_vocab(with_added_tokens=True)
+            self._tokenizer = Tokenizer.from_str(json.dumps(_without_special_tokens(description)))
+            vocabulary = Tokenizer.from_str(json.dumps(description)).get_vocab(with_added_tokens=True)
         except Exception as error:  # the library raises bare Exceptions
             raise OptionError(f"--tokenizer-model {file_path}: not a Hugging Face tokenizer: {error}") from None
         self.vocab_size = max(vocabulary.values(), default=-1) + 1
@@ -79,12 +83,6 @@ def load_tokenizer(tokenizer_type: str, path: str, eod_token: str | None = None,
     if tokenizer_type not in TOKENIZER_TYPES:
         raise OptionError(f"--tokenizer-type {tokenizer_type}: choose one of {', '.join(TOKENIZER_TYPES)}")
     return HuggingFaceTokenizer(path, eod_token, needs_eod)
-
-
-def _from_description(description: dict[str, Any]):
-    from tokenizers import Tokenizer
-
-    return Tokenizer.from_str(json.dumps(description))
 
 
 def _without_special_tokens(description: dict[str, Any]) -> dict[str, Any]:
