@@ -1,6 +1,7 @@
 """Options of ``pretrain_gpt.py``, under Megatron's names, checked before anything is built."""
 
 import argparse
+import math
 import os
 from collections.abc import Sequence
 
@@ -24,7 +25,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     options = parser.parse_args(argv)
     _check(options)
     if options.ffn_hidden_size is None:
-        options.ffn_hidden_size = -(-8 * options.hidden_size // 3 // 64) * 64  # LLaMA's 8/3, in multiples of 64
+        options.ffn_hidden_size = -(-8 * options.hidden_size // (3 * 256)) * 256  # as LLaMA's: 11008 for 4096
     return options
 
 
@@ -73,7 +74,6 @@ def _add_data(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--num-dataset-builder-threads", type=int, default=1)
     group.add_argument("--seq-length", type=int, required=True)
     group.add_argument("--max-documents-per-sequence", type=int)
-    group.add_argument("--reset-position-ids", action="store_true")
     group.add_argument("--eod-mask-loss", action="store_true")
     group.add_argument("--tokenizer-type", default="HuggingFaceTokenizer")
     group.add_argument("--tokenizer-model", required=True)
@@ -90,6 +90,7 @@ def _add_checkpoints(group: argparse._ArgumentGroup) -> None:
 def _check(options: argparse.Namespace) -> None:
     at_least_one = ("num_layers", "hidden_size", "num_attention_heads", "num_query_groups", "micro_batch_size")
     at_least_one += ("train_iters", "seq_length", "log_interval", "num_dataset_builder_threads")
+    at_least_one += ("make_vocab_size_divisible_by", "rotary_base")
     for name in at_least_one:
         checked_count(f"--{name.replace('_', '-')}", getattr(options, name))
     for name in ("global_batch_size", "exit_interval", "lr_decay_iters", "save_interval", "ffn_hidden_size"):
@@ -98,10 +99,16 @@ def _check(options: argparse.Namespace) -> None:
     checked_cap(options.max_documents_per_sequence)
     split_fractions(options.split)
     blend(options.data_path)
-    if options.num_workers < 0 or options.lr_warmup_iters < 0:
-        raise OptionError("--num-workers and --lr-warmup-iters must not be negative")
-    if options.hidden_size % options.num_attention_heads:
-        raise OptionError("--hidden-size must be a multiple of --num-attention-heads")
+    for name in ("num_workers", "lr_warmup_iters", "lr", "min_lr", "weight_decay", "clip_grad", "init_method_std"):
+        if not 0 <= getattr(options, name) < math.inf:
+            raise OptionError(f"--{name.replace('_', '-')} must not be negative, got {getattr(options, name)}")
+    for name in ("adam_beta1", "adam_beta2"):
+        if not 0 <= getattr(options, name) < 1:
+            raise OptionError(
+                f"--{name.replace('_', '-')} must be at least 0 and below 1, got {getattr(options, name)}"
+            )
+    if options.hidden_size % (2 * options.num_attention_heads):
+        raise OptionError("--hidden-size must be a multiple of twice --num-attention-heads (RoPE turns pairs)")
     if options.group_query_attention and options.num_attention_heads % options.num_query_groups:
         raise OptionError("--num-attention-heads must be a multiple of --num-query-groups")
     if (options.save_interval or options.exit_interval) and not options.save:

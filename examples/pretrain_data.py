@@ -2,25 +2,29 @@
 
 import argparse
 import dataclasses
-import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
+from megatron.core.datasets.utils import Split
 from pretrain_arguments import blend
+from torch import distributed
 from torch.utils.data import DataLoader, Dataset
 
 from megatron_bfp import BFPGPTDataset, BFPGPTDatasetConfig
-from megatron_bfp.errors import OptionError
+from megatron_bfp.errors import BFPError, OptionError
+from megatron_bfp.indexed_dataset import IndexedDataset
+from megatron_bfp.sequence_index import document_range
 
 
 def build_train_dataset(options: argparse.Namespace, tokenizer: Any) -> Dataset:
     """The training split as ``--data-impl`` and ``--data-path`` describe it. Call it on all ranks.
 
     Raises:
-        BFPError: the data cannot be used, or the training split is empty.
+        OptionError: the data cannot be used.
     """
     common = {
         "random_seed": options.seed,
@@ -30,25 +34,61 @@ def build_train_dataset(options: argparse.Namespace, tokenizer: Any) -> Dataset:
         "path_to_cache": options.data_cache_path,
         "num_dataset_builder_threads": options.num_dataset_builder_threads,
         "tokenizer": tokenizer,
-        "reset_position_ids": options.reset_position_ids,
+        "reset_position_ids": False,
         "reset_attention_mask": False,
         "eod_mask_loss": options.eod_mask_loss,
         "create_attention_mask": False,
     }
-    for prefix in common["blend"][0]:
-        if not os.path.isfile(f"{prefix}.idx"):
-            raise OptionError(f"--data-path {prefix}: no such dataset (no file {prefix}.idx)")
     if options.data_impl == "bfp":
         cap = options.max_documents_per_sequence
         dataset_class, config = BFPGPTDataset, BFPGPTDatasetConfig(**common, max_documents_per_sequence=cap)
     else:
         dataset_class, config = GPTDataset, GPTDatasetConfig(**common)
+    config.split_matrix[1:] = [None, None]  # megatron-core would build the other splits even for no samples
     num_samples = options.train_iters * options.global_batch_size
-    builder = BlendedMegatronDatasetBuilder(dataset_class, [num_samples, 0, 0], lambda: True, config)
-    train = builder.build()[0]
-    if train is None or len(train) == 0:
-        raise OptionError(f"--split {options.split}: the training split of {' '.join(options.data_path)} is empty")
+    _check_on_first_rank(lambda: _check_data(dataset_class, config))
+    train = BlendedMegatronDatasetBuilder(dataset_class, [num_samples, 0, 0], lambda: True, config).build()[0]
+    if len(train) < num_samples:  # without weights, megatron-core blends one epoch
+        raise OptionError(
+            f"--data-path {' '.join(options.data_path)}: has {len(train)} samples, {num_samples} are wanted; give a "
+            "weight before each prefix to go through them more than once"
+        )
     return train
+
+
+def _check_data(dataset_class: type[GPTDataset], config: GPTDatasetConfig) -> None:
+    """Open every dataset, and open or build its index.
+
+    Raises:
+        BFPError: one cannot be used.
+    """
+    if config.split_matrix[0] is None:
+        raise OptionError(f"--split {config.split}: the training split is empty")
+    for prefix in config.blend[0]:
+        dataset = IndexedDataset(prefix)
+        first, end = document_range(config.split_matrix[0], dataset.num_documents)
+        starts, ends = dataset.spans(np.array([first, end - 1])) if first < end else ([0], [0])
+        if starts[0] == ends[-1]:
+            raise OptionError(f"--split {config.split}: the training split of {prefix} has no tokens")
+        if dataset_class is BFPGPTDataset:
+            BFPGPTDataset(dataset, prefix, None, None, Split.train, config)
+
+
+def _check_on_first_rank(check: Callable[[], None]) -> None:
+    """Run a check on rank 0 and raise its error on all ranks: while rank 0 builds, the others wait for it in a barrier.
+
+    Raises:
+        OptionError: the check found something.
+    """
+    message = [None]
+    if distributed.get_rank() == 0:
+        try:
+            check()
+        except BFPError as error:
+            message = [str(error)]
+    distributed.broadcast_object_list(message)
+    if message[0] is not None:
+        raise OptionError(message[0])
 
 
 @dataclasses.dataclass(frozen=True)

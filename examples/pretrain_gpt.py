@@ -129,6 +129,8 @@ def build_engine(options: argparse.Namespace, vocab_size: int, accumulation: int
         "zero_optimization": {"stage": options.zero_stage},
         "steps_per_print": sys.maxsize,
     }
+    if options.bf16 and options.zero_stage == 1:  # without ZeRO, DeepSpeed accumulates in bf16 only
+        config["data_types"] = {"grad_accum_dtype": "fp32"}
     engine = deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0]
     # For bf16 without ZeRO, DeepSpeed allocates the state by a step on zero gradients, which Adam must not count
     if options.bf16 and not options.zero_stage:
@@ -143,14 +145,25 @@ def load_checkpoint(engine: Any, folder: str | None) -> tuple[int, int]:
         Iterations done and samples consumed; 0 and 0 where there is no checkpoint.
 
     Raises:
-        OptionError: the folder names a checkpoint that cannot be loaded.
+        OptionError: the folder names a checkpoint that is not there, or one of another global batch size.
     """
-    if not folder or not os.path.isfile(os.path.join(folder, "latest")):
+    if folder is None:
         return 0, 0
-    path, state = engine.load_checkpoint(folder)
-    if path is None:
-        raise OptionError(f"--load {folder}: its file 'latest' names a checkpoint that is not there")
-    log(f"resumed from {path} at iteration {state['iteration']}")
+    latest = os.path.join(folder, "latest")
+    if not os.path.isfile(latest):
+        log(f"--load {folder}: no checkpoint there, starting from the beginning")
+        return 0, 0
+    with open(latest, encoding="utf-8") as file:
+        checkpoint = os.path.join(folder, file.read().strip())
+    if not os.path.isdir(checkpoint):
+        raise OptionError(f"--load {folder}: its file 'latest' names {checkpoint}, which is not there")
+    _, state = engine.load_checkpoint(folder)
+    if state["consumed_samples"] != state["iteration"] * engine.train_batch_size():
+        raise OptionError(
+            f"--load {checkpoint}: it was saved with --global-batch-size "
+            f"{state['consumed_samples'] // state['iteration']}, not {engine.train_batch_size()}; resume with that"
+        )
+    log(f"resumed from {checkpoint} at iteration {state['iteration']}")
     return state["iteration"], state["consumed_samples"]
 
 
@@ -169,7 +182,7 @@ def train(
     accumulation: int,
 ) -> None:
     """Run steps until ``--train-iters`` or ``--exit-interval``."""
-    since = time.perf_counter()
+    since, since_iteration = time.perf_counter(), iteration
     while iteration < options.train_iters:
         lr = learning_rate(options, iteration)
         for group in engine.optimizer.param_groups:
@@ -177,8 +190,8 @@ def train(
         result = train_step(engine, [next(batches) for _ in range(accumulation)])
         iteration += 1
         if iteration % options.log_interval == 0:
-            seconds = (time.perf_counter() - since) / options.log_interval
-            since = time.perf_counter()
+            seconds = (time.perf_counter() - since) / (iteration - since_iteration)
+            since, since_iteration = time.perf_counter(), iteration
             tokens_per_second = options.global_batch_size * options.seq_length / seconds
             log(
                 f"iteration {iteration}/{options.train_iters} | loss {result.loss:.6f} | learning rate {lr:.4e} | "
@@ -244,7 +257,8 @@ def learning_rate(options: argparse.Namespace, iteration: int) -> float:
 
 
 if __name__ == "__main__":
-    status = run(main, "pretrain_gpt", quiet=os.environ.get("LOCAL_RANK", "0") != "0")
+    rank, local_rank = (os.environ.get(name, "0") for name in ("RANK", "LOCAL_RANK"))
+    status = run(main, "pretrain_gpt" if rank == "0" else f"pretrain_gpt (rank {rank})", quiet=local_rank != "0")
     if distributed.is_initialized():
         distributed.destroy_process_group()
     sys.exit(status)

@@ -4,11 +4,11 @@
 #
 #   bash examples/quickstart.sh
 #
-# PYTHON chooses the interpreter (default python3), QUICKSTART_DIR where everything goes (default quickstart/).
+# PYTHON chooses the interpreter (default python3). Everything goes to the folder quickstart/, which is made anew.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-out=${QUICKSTART_DIR:-quickstart}
+out=quickstart
 train_iters=64
 stop_at=32
 

@@ -27,7 +27,7 @@ def main(uninterrupted_path: str, first_half_path: str, resumed_path: str) -> in
     print("iteration  uninterrupted  stopped and resumed")
     for iteration in iterations[:: max(1, len(iterations) // 8)] + iterations[-1:]:
         other = first_half.get(iteration) or resumed.get(iteration)
-        print(f"{iteration:9d}  {uninterrupted[iteration]:>13}  {other:>19}")
+        print(f"{iteration:9d}  {uninterrupted[iteration]:>13}  {other or 'missing':>19}")
     fall = float(uninterrupted[iterations[0]]) - float(uninterrupted[iterations[-1]])
     same = first_half | resumed == uninterrupted and not first_half.keys() & resumed.keys()
     print(f"loss fell by {fall:.2f} in {len(iterations)} steps (wanted: more than {WANTED_FALL:.0f})")

@@ -34,7 +34,7 @@ def source_files() -> Iterator[str]:
 
 
 def write_corpus(path: str) -> int:
-    """Write the source files as JSON Lines, one document each, but for empty ones and ones that are not UTF-8.
+    """Write the source files as JSON Lines, one document each, but for those that are empty or cannot be read.
 
     Returns:
         The number of documents.
@@ -45,7 +45,7 @@ def write_corpus(path: str) -> int:
             try:
                 with open(source, encoding="utf-8") as file:
                     text = file.read()
-            except UnicodeDecodeError:
+            except (UnicodeDecodeError, OSError):
                 continue
             if text.strip():
                 corpus.write(json.dumps({"text": text, "path": source}) + "\n")

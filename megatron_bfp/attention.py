@@ -91,8 +91,7 @@ class DocumentAttention(MegatronModule):
             if is_on:
                 raise OptionError(f"{what} cannot be used with attention inside documents")
         self.softmax_scale = config.kv_channels**-0.5 if softmax_scale is None else softmax_scale
-        if config.apply_query_key_layer_scaling:
-            self.softmax_scale /= max(1, layer_number)
+        # apply_query_key_layer_scaling needs nothing: it divides scores in fp16 and multiplies them back in fp32
         self.dropout = config.attention_dropout if attention_dropout is None else attention_dropout
         self.kernel = choose_kernel()
 

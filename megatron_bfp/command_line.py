@@ -5,11 +5,11 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from .errors import BFPError
+from .errors import BFPError, OptionError
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser whose errors are one line, and which takes ``--split -1,1,0`` for a value and not an option."""
+    """An ArgumentParser whose errors are ours, and which takes ``--split -1,1,0`` for a value and not an option."""
 
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None):
         """As argparse's, after joining ``--split VALUE`` to ``--split=VALUE``."""
@@ -21,20 +21,20 @@ class Parser(argparse.ArgumentParser):
         return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
-        """Exit with status 2 and one line."""
-        self.exit(2, f"{self.prog}: error: {message}\n")
+        """Raise an OptionError."""
+        raise OptionError(message)
 
 
 def run(main: Callable[[], None], name: str, quiet: bool = False) -> int:
     """Run a command and turn its errors into an exit status: 0 done, 2 bad options or input, 130 interrupted.
 
     Args:
-        quiet: print nothing; for all but one of several processes that do the same.
+        quiet: print nothing of errors in options; for all but one of several processes that have the same options.
     """
     try:
         main()
     except BFPError as error:
-        if not quiet:
+        if not (quiet and isinstance(error, OptionError)):
             print(f"{name}: error: {error}", file=sys.stderr, flush=True)
         return 2
     except KeyboardInterrupt:

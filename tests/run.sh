@@ -3,7 +3,7 @@
 #
 #   bash tests/run.sh                     all but the slow ones
 #   bash tests/run.sh --slow              also races, kills and fuzzing at length
-#   bash tests/run.sh --integration       also against MEGATRON_LM_PATH and MEGATRON_DEEPSPEED_PATH
+#   bash tests/run.sh --integration       also those against real checkouts of Megatron (none yet)
 #   bash tests/run.sh --python 3.12       the dataset and attention tests on another Python, with its megatron-core
 #
 # Anything else is handed to pytest. PYTHON chooses the interpreter (default python3).
@@ -40,7 +40,7 @@ fi
 [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
 "$venv/bin/pip" install --quiet --disable-pip-version-check --constraint constraints.txt --editable "$extras" \
     ${packages[@]+"${packages[@]}"}
-"$venv/bin/python" -c 'import sys, numpy, torch, megatron.core as core
-print(f"Python {sys.version.split()[0]}, numpy {numpy.__version__}, torch {torch.__version__}, megatron-core {core.__version__}")' 2>/dev/null
+PYTHONWARNINGS=ignore "$venv/bin/python" -c 'import sys, numpy, torch, megatron.core as core
+print(f"Python {sys.version.split()[0]}, numpy {numpy.__version__}, torch {torch.__version__}, megatron-core {core.__version__}")'
 exec "$venv/bin/python" -m pytest -c tests/pytest.ini ${left_out:+-m "not ($left_out)"} "${tests[@]}" \
     ${arguments[@]+"${arguments[@]}"}

@@ -8,8 +8,10 @@ pytest.importorskip("megatron.core.models.gpt")
 import megatron.core.transformer.attention as megatron_attention  # noqa: E402
 from conftest import documents_of  # noqa: E402
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec  # noqa: E402
+from megatron.core.transformer.dot_product_attention import DotProductAttention  # noqa: E402
+from megatron.core.transformer.enums import AttnMaskType  # noqa: E402
 from megatron_helpers import build, config, initialize_megatron, model_options  # noqa: E402
-from pretrain_model import build_model  # noqa: E402
+from pretrain_model import build_model, transformer_config  # noqa: E402
 
 from megatron_bfp import OptionError  # noqa: E402
 from megatron_bfp.attention import (  # noqa: E402
@@ -163,6 +165,66 @@ def test_the_kernel_equals_plain_softmax_attention():
                     keys, values = (t[start : position + 1, row, head // 2] for t in (key, value))
                     weights = torch.softmax(keys @ query[position, row, head] * 0.3, dim=0)
                     assert torch.allclose(out[position, row, head], weights @ values)
+
+
+@pytest.mark.parametrize("layer_number", [1, 4])
+@pytest.mark.parametrize("layer_scaling", [False, True])
+def test_one_document_a_row_equals_megatron_core_s_own_attention(layer_number, layer_scaling, monkeypatch):
+    class Buffer:
+        def get_tensor(self, shape, dtype, name):
+            return torch.empty(shape, dtype=dtype)  # the original allocates on a GPU
+
+    initialize_megatron()
+    monkeypatch.setattr("megatron.core.parallel_state.get_global_memory_buffer", Buffer)
+    options = model_options(group_query_attention=True, num_query_groups=2)
+    settings = transformer_config(options)
+    settings.apply_query_key_layer_scaling = layer_scaling
+    settings.attention_softmax_in_fp32 = True
+    arguments = (settings, layer_number, AttnMaskType.causal, "self")
+    ours, theirs = DocumentAttention(*arguments), DotProductAttention(*arguments)
+    torch.manual_seed(layer_number)
+    query, key, value = (torch.randn(24, 2, heads, 16) for heads in (4, 2, 2))
+    mask = torch.ones(24, 24, dtype=torch.bool).triu(1)[None, None]
+    boundaries = document_boundaries(one_segment(24).expand(2, -1))
+    expected = theirs(query, key, value, mask)
+    assert torch.allclose(ours(query, key, value, None, packed_seq_params=boundaries), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "field, value, named",
+    [
+        ("window_size", (4, 0), "windows"),
+        ("softmax_type", "learnable", "softmax type"),
+        ("context_parallel_size", 2, "context parallelism"),
+        (None, None, "cross attention"),
+        (None, None, "mask type"),
+    ],
+)
+def test_what_would_be_ignored_is_refused(field, value, named):
+    initialize_megatron()
+    settings = transformer_config(model_options())
+    if field:
+        setattr(settings, field, value)
+    attention_type = "cross" if named == "cross attention" else "self"
+    mask_type = AttnMaskType.no_mask if named == "mask type" else AttnMaskType.causal
+    with pytest.raises(OptionError, match=named):
+        DocumentAttention(settings, 1, mask_type, attention_type)
+
+
+def test_dropout_is_for_training_only():
+    initialize_megatron()
+    attention = DocumentAttention(transformer_config(model_options()), 1, AttnMaskType.causal, "self", 0.5)
+    torch.manual_seed(0)
+    query = torch.randn(24, 1, 4, 16)
+    boundaries = document_boundaries(one_segment(24))
+
+    def outputs_differ():
+        first, second = (attention(query, query, query, None, packed_seq_params=boundaries) for _ in range(2))
+        return not torch.equal(first, second)
+
+    assert outputs_differ()
+    attention.eval()
+    assert not outputs_differ()
 
 
 def test_there_is_no_way_around_the_boundaries(model, micro_batch):

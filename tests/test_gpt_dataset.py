@@ -203,6 +203,32 @@ def test_an_exhaustive_blend_keeps_the_invariant(corpora):
     assert targets == Counter(token for document in documents for token in document[1:])
 
 
+@settings(max_examples=20, deadline=None)
+@given(
+    corpora=st.lists(st.lists(st.integers(0, 40), min_size=1, max_size=15).filter(any), min_size=2, max_size=4),
+    weights=st.lists(st.floats(0.01, 1.0), min_size=4, max_size=4),
+    seq_length=st.integers(1, 12),
+)
+def test_the_invariant_holds_for_each_corpus_of_any_blend(corpora, weights, seq_length, tmp_path_factory):
+    """A weighted blend is drawn until it has gone through each corpus once; of each, the first epoch is looked at."""
+    folder = tmp_path_factory.mktemp("blend")
+    documents = [documents_of(lengths, first_token=1 + 700 * i) for i, lengths in enumerate(corpora)]
+    prefixes = [write(folder / f"corpus{i}", documents[i]).prefix for i in range(len(corpora))]
+    weights = weights[: len(corpora)]
+    epochs = [len(pack(lengths, seq_length)) for lengths in corpora]
+    size = 2 + int(max(epoch * sum(weights) / weight for epoch, weight in zip(epochs, weights)))
+    blend = build([size, 0, 0], config((prefixes, weights), seq_length))[0]
+    drawn = [[], [], [], []]
+    for i in range(len(blend)):
+        sample = blend[i]
+        drawn[sample["dataset_id"]].append(sample)
+    for corpus, samples, epoch in zip(documents, drawn, epochs):
+        assert len(samples) >= epoch
+        inputs, targets = counts(samples[:epoch])
+        assert inputs == Counter(token for document in corpus for token in document)
+        assert targets == Counter(token for document in corpus for token in document[1:])
+
+
 @pytest.mark.parametrize("weights", [[0.5, 0.3, 0.2], [0.001, 0.999, 0.001], [1e-6, 1.0, 1.0]])
 @pytest.mark.parametrize("size", [1, 17, 500])
 def test_weighted_blends_reach_their_last_sample(corpora, weights, size):

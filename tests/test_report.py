@@ -1,5 +1,7 @@
 """Counts of cut documents, and the table they are shown in."""
 
+import dataclasses
+
 import numpy as np
 from conftest import documents_of
 from hypothesis import given, settings
@@ -32,6 +34,14 @@ def test_packing_cuts_only_what_is_too_long(write_dataset):
     assert report.cut_by_packing(index) == report.Truncation(documents=3, needlessly=0)
     index = build(dataset, IndexKey(8, 5, 6), index_directory(dataset.prefix))
     assert report.cut_by_packing(index) == report.Truncation(0, 0)
+
+
+def test_packing_s_cuts_are_counted_from_the_index(write_dataset):
+    dataset = write_dataset(documents_of([3, 4, 5]))
+    index = build(dataset, IndexKey(8, 0, 3), index_directory(dataset.prefix))
+    forged = dataclasses.replace(index.table, document_ids=np.array([1, 2, 1], dtype=np.uint32))
+    index.table = forged
+    assert report.cut_by_packing(index) == report.Truncation(documents=1, needlessly=1)
 
 
 def test_a_table_aligns_numbers_to_the_right():

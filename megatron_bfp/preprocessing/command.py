@@ -3,6 +3,7 @@
 import argparse
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -14,7 +15,7 @@ from ..progress import terminal_progress
 from ..report import cut_by_concatenation, cut_by_packing, format_table
 from ..sequence_index import IndexKey, SequenceIndex, build, document_range, index_directory
 from ..splits import SPLIT_NAMES, split_fractions
-from .dataset import TokenizerOptions, write_dataset
+from .dataset import TokenizerOptions, write_datasets
 
 NAME = "preprocess_bfp"
 
@@ -27,19 +28,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     """
     options = _parse(argv)
     if options.indexed:
-        prefixes, empty = options.indexed, [0] * len(options.indexed)
-        datasets = [IndexedDataset(prefix) for prefix in prefixes]
+        datasets, empty = [IndexedDataset(prefix) for prefix in options.indexed], [0] * len(options.indexed)
     else:
-        prefixes = [f"{options.output_prefix}_{key}_document" for key in options.json_keys]
-        empty = [_write(options, key, prefix) for key, prefix in zip(options.json_keys, prefixes)]
-        datasets = [IndexedDataset(prefix) for prefix in prefixes]
+        datasets, empty = _write(options)
     rows = [row for dataset in datasets for row in _build_indexes(dataset, options)]
     _print_datasets(datasets, empty)
     _print_indexes(rows)
 
 
 def console() -> int:
-    """The command's exit status: 0 done, 2 bad options or input."""
+    """Run the command; returns its exit status: 0 done, 2 bad options or input, 130 interrupted, 143 terminated."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exception, so that unfinished files are removed
     return run(main, NAME)
 
 
@@ -87,12 +86,11 @@ def _check(options: argparse.Namespace) -> None:
             raise OptionError(f"--{name.replace('_', '-')} is needed with --input")
     for path in options.input:
         if not os.path.isfile(path):
-            raise OptionError(f"--input {path}: no such file")
+            raise OptionError(f"--input {path}: {'not a file' if os.path.exists(path) else 'no such file'}")
     folder = os.path.dirname(os.path.abspath(options.output_prefix))
     if not os.path.isdir(folder):
         raise OptionError(f"--output-prefix {options.output_prefix}: there is no folder {folder}")
-    for key in options.json_keys:
-        prefix = f"{options.output_prefix}_{key}_document"
+    for prefix in _prefixes(options).values():
         if not options.overwrite and _is_there(prefix):
             raise OptionError(
                 f"{prefix}: a dataset of this name exists; choose another --output-prefix, give --overwrite, or build "
@@ -107,11 +105,19 @@ def _is_there(prefix: str) -> bool:
     return os.path.exists(bin_path(prefix)) and not os.path.exists(idx_path(prefix) + ".part")
 
 
-def _write(options: argparse.Namespace, key: str, prefix: str) -> int:
+def _write(options: argparse.Namespace) -> tuple[list[IndexedDataset], list[int]]:
+    """Write and open the datasets; returns them and the number of empty documents of each."""
+    prefixes = _prefixes(options)
     tokenizer = TokenizerOptions(options.tokenizer_type, options.tokenizer_model, options.eod_token, options.append_eod)
-    num_empty = write_dataset(options.input, key, tokenizer, prefix, options.workers, terminal_progress)
-    shutil.rmtree(index_directory(prefix), ignore_errors=True)  # with --overwrite: indexes of the dataset before
-    return num_empty
+    empty = write_datasets(options.input, prefixes, tokenizer, options.workers, terminal_progress)
+    for prefix in prefixes.values():
+        shutil.rmtree(index_directory(prefix), ignore_errors=True)  # with --overwrite: of the dataset before
+    return [IndexedDataset(prefix) for prefix in prefixes.values()], empty
+
+
+def _prefixes(options: argparse.Namespace) -> dict[str, str]:
+    """The path of each key's dataset, as Megatron names it."""
+    return {key: f"{options.output_prefix}_{key}_document" for key in options.json_keys}
 
 
 def _build_indexes(dataset: IndexedDataset, options: argparse.Namespace) -> list[tuple[str, SequenceIndex]]:
@@ -167,7 +173,3 @@ def _print_indexes(rows: list[tuple[str, SequenceIndex]]) -> None:
     print()
     print(format_table([*header[:3], "cut by", "documents cut", "of these, at most seq_length tokens long"], cuts))
     print("Concatenation joins documents in file order and cuts every seq_length tokens.", flush=True)
-
-
-if __name__ == "__main__":
-    sys.exit(console())

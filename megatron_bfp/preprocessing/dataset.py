@@ -5,13 +5,16 @@ of batches is under way at once, so memory does not grow with the input.
 """
 
 import os
+import signal
+import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from typing import Any
 
 import numpy as np
@@ -53,34 +56,48 @@ class TokenizedBatch:
     """Documents without a character but white space; they are left out."""
 
 
-def write_dataset(
+def write_datasets(
     paths: Sequence[str],
-    key: str,
+    prefixes: dict[str, str],
     options: TokenizerOptions,
-    prefix: str,
     workers: int = 1,
     progress: Progress = without_progress,
-) -> int:
-    """Tokenize files of JSON Lines into a dataset.
+) -> list[int]:
+    """Tokenize files of JSON Lines into a dataset for each key: all of them, or none.
+
+    Args:
+        prefixes: for each key of the documents' objects, the path of its dataset.
 
     Returns:
-        The number of documents left out because they are empty.
+        For each, the number of documents left out because they are empty.
 
     Raises:
         OptionError: the tokenizer cannot be used.
         InputError: a line is bad, or there is no document at all. No file is left behind.
+        IndexedDatasetError: a dataset cannot be written. No file is left behind.
     """
     tokenizer = options.load()
-    batches = progress((batch for path in paths for batch in read_batches(path)), None, f"tokenizing {key!r}")
+    num_empty = []
+    with ExitStack() as stack:
+        writers = []
+        for key, prefix in prefixes.items():
+            writers.append(stack.enter_context(IndexedDatasetWriter(prefix, optimal_dtype(tokenizer.vocab_size))))
+            batches = progress((batch for path in paths for batch in read_batches(path)), None, f"tokenizing {key!r}")
+            num_empty.append(_write(writers[-1], _tokenized(batches, key, options, tokenizer, workers), paths))
+        for writer in writers:
+            writer.finalize()
+    return num_empty
+
+
+def _write(writer: IndexedDatasetWriter, batches: Iterable["TokenizedBatch"], paths: Sequence[str]) -> int:
+    """Write batches; returns the number of empty documents."""
     num_documents = num_empty = 0
-    with IndexedDatasetWriter(prefix, optimal_dtype(tokenizer.vocab_size)) as writer:
-        for batch in _tokenized(batches, key, options, tokenizer, workers):
-            writer.add(batch.tokens, batch.lengths)
-            num_documents += len(batch.lengths)
-            num_empty += batch.num_empty
-        if not num_documents:
-            raise InputError(f"{', '.join(paths)}: 0 documents with text ({num_empty} empty ones); nothing to write")
-        writer.finalize()
+    for batch in batches:
+        writer.add(batch.tokens, batch.lengths)
+        num_documents += len(batch.lengths)
+        num_empty += batch.num_empty
+    if not num_documents:
+        raise InputError(f"{', '.join(paths)}: 0 documents with text ({num_empty} empty ones); nothing to write")
     return num_empty
 
 
@@ -123,8 +140,16 @@ def _tokenized(
 
 def _start_worker(key: str, options: TokenizerOptions) -> None:
     global _tokenize_in_this_process
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's business
+    threading.Thread(target=_end_with_the_parent, daemon=True).start()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the workers are the parallelism
     _tokenize_in_this_process = partial(tokenize, key=key, tokenizer=options.load(), append_eod=options.append_eod)
+
+
+def _end_with_the_parent() -> None:
+    """A worker whose parent was killed would wait for work for ever."""
+    parent_process().join()
+    os._exit(1)
 
 
 def _tokenize_in_worker(batch: LineBatch) -> TokenizedBatch:

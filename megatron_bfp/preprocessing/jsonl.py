@@ -64,6 +64,7 @@ def texts(batch: LineBatch, key: str) -> list[str]:
     """
     found = []
     for line_number, line in enumerate(batch.lines, batch.first_line):
+        line = line.removeprefix(BOM)
         if line.strip():
             try:
                 found.append(_text(line, key))
@@ -74,7 +75,7 @@ def texts(batch: LineBatch, key: str) -> list[str]:
 
 def _text(line: bytes, key: str) -> str:
     try:
-        document = json.loads(line.removeprefix(BOM).decode("utf-8"))
+        document = json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise ValueError(f"byte {error.start + 1} is not UTF-8") from None
     except json.JSONDecodeError as error:

@@ -55,6 +55,8 @@ class HuggingFaceTokenizer:
             vocabulary = Tokenizer.from_str(json.dumps(description)).get_vocab(with_added_tokens=True)
         except Exception as error:  # the library raises bare Exceptions
             raise OptionError(f"--tokenizer-model {file_path}: not a Hugging Face tokenizer: {error}") from None
+        self._ids = _renumbering(self._tokenizer.get_vocab(with_added_tokens=True), vocabulary)
+        self._refuse_special_texts(description, vocabulary, file_path)
         self.vocab_size = max(vocabulary.values(), default=-1) + 1
         eod_token = eod_token if eod_token is not None else _configured_eod(path)
         if eod_token is None and needs_eod:
@@ -71,7 +73,17 @@ class HuggingFaceTokenizer:
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Token ids of each text, int32 [length], without any special token."""
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
+        return [self._ids[np.array(encoding.ids, dtype=np.int64)] for encoding in encodings]
+
+    def _refuse_special_texts(self, description: dict[str, Any], vocabulary: dict[str, int], path: str) -> None:
+        """Some models have their special tokens in the vocabulary itself, and would find them in a text."""
+        for token in description.get("added_tokens") or []:
+            text = token["content"]
+            if token.get("special") and vocabulary[text] in self.encode_batch([text])[0]:
+                raise OptionError(
+                    f"--tokenizer-model {path}: its model turns the text {text!r} into the special token, which would "
+                    "end documents where they do not end; use a tokenizer that keeps special tokens out of its model"
+                )
 
 
 def load_tokenizer(tokenizer_type: str, path: str, eod_token: str | None = None, needs_eod: bool = True):
@@ -91,6 +103,17 @@ def _without_special_tokens(description: dict[str, Any]) -> dict[str, Any]:
     return description | {"added_tokens": added, "post_processor": None, "truncation": None, "padding": None}
 
 
+def _renumbering(found: dict[str, int], wanted: dict[str, int]) -> np.ndarray:
+    """int32 [tokens]: the true id of each id that the tokenizer without special tokens gives.
+
+    The library numbers added tokens that are not in the model anew when others are left out.
+    """
+    ids = np.full(max(found.values(), default=-1) + 1, -1, dtype=np.int32)
+    for token, number in found.items():
+        ids[number] = wanted[token]
+    return ids
+
+
 def _configured_eod(path: str) -> str | None:
     """The ``eos_token`` of a tokenizer's folder."""
     config_path = os.path.join(path, "tokenizer_config.json")
@@ -99,6 +122,10 @@ def _configured_eod(path: str) -> str | None:
     try:
         with open(config_path, encoding="utf-8") as file:
             token = json.load(file).get("eos_token")
-    except (ValueError, AttributeError) as error:
-        raise OptionError(f"--tokenizer-model {config_path}: not JSON: {error}") from None
-    return token.get("content") if isinstance(token, dict) else token
+    except (OSError, ValueError, AttributeError) as error:
+        raise OptionError(f"--tokenizer-model {config_path}: not a tokenizer's configuration: {error}") from None
+    if isinstance(token, dict):
+        token = token.get("content")
+    if token is not None and not isinstance(token, str):
+        raise OptionError(f"--tokenizer-model {config_path}: its eos_token is no text")
+    return token

@@ -62,15 +62,15 @@ def launch(corpus, *options, ranks=2, train_iters=6):
     command = ["deepspeed", "--num_gpus", str(ranks), "--master_port", str(free_port())]
     command += [str(ROOT / "examples/pretrain_gpt.py"), "--num-layers", "2", "--hidden-size", "64"]
     command += ["--num-attention-heads", "4", "--seq-length", "128", "--train-iters", str(train_iters)]
-    command += ["--global-batch-size", "8", "--lr", "3e-3", "--lr-warmup-iters", "2", "--num-workers", "0"]
-    command += ["--tokenizer-model", str(corpus / "tokenizer.json"), "--eod-token", "<eod>", "--split", "90,5,5"]
-    if "--data-path" not in options:
-        command += ["--data-path", str(corpus / "data_text_document")]
-    if "--micro-batch-size" not in options:
-        command += ["--micro-batch-size", "2"]
-    done = subprocess.run(
-        command + list(map(str, options)), capture_output=True, text=True, timeout=280, env=ENVIRONMENT, cwd=corpus
-    )
+    command += ["--group-query-attention", "--num-query-groups", "2", "--lr", "3e-3", "--lr-warmup-iters", "2"]
+    command += ["--tokenizer-model", str(corpus / "tokenizer.json"), "--eod-token", "<eod>"]
+    defaults = {"--global-batch-size": 8, "--micro-batch-size": 2, "--num-workers": 0, "--split": "90,5,5"}
+    defaults["--data-path"] = corpus / "data_text_document"
+    for name, value in defaults.items():
+        if name not in options:
+            command += [name, str(value)]
+    command += map(str, options)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, env=ENVIRONMENT, cwd=corpus)
     return done.returncode, done.stdout + done.stderr
 
 
@@ -87,7 +87,7 @@ def as_numbers(steps):
 
 @pytest.fixture(scope="module")
 def reference(corpus):
-    return train(corpus, "--zero-stage", 1)
+    return train(corpus, "--zero-stage", 1, "--num-workers", 2)
 
 
 def test_the_loss_falls_and_samples_are_counted(reference):
@@ -99,9 +99,22 @@ def test_the_loss_falls_and_samples_are_counted(reference):
 def test_a_resumed_run_equals_an_uninterrupted_one(corpus, reference, tmp_path):
     checkpoints = ("--save", tmp_path / "checkpoints", "--load", tmp_path / "checkpoints", "--zero-stage", 1)
     first = train(corpus, *checkpoints, "--exit-interval", 2)
+    status, output = launch(corpus, *checkpoints, "--global-batch-size", 4)
+    assert status == 2 and "saved with --global-batch-size 8, not 4" in output
     second = train(corpus, *checkpoints)
     assert list(first) == [1, 2] and list(second) == [3, 4, 5, 6]
     assert first | second == reference
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", [[], ["--bf16"]], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("zero_stage", [0, 1])
+def test_every_kind_of_run_resumes_exactly(corpus, tmp_path, zero_stage, precision):
+    kind = ["--zero-stage", zero_stage, *precision, "--micro-batch-size", 1]
+    checkpoints = ("--save", tmp_path / "checkpoints", "--load", tmp_path / "checkpoints")
+    whole = train(corpus, *kind)
+    halves = train(corpus, *kind, *checkpoints, "--exit-interval", 4) | train(corpus, *kind, *checkpoints)
+    assert len(whole) == 6 and halves == whole
 
 
 def test_the_loss_is_the_mean_over_the_targets_of_the_global_batch(corpus, reference):
@@ -114,23 +127,36 @@ def test_the_loss_is_the_mean_over_the_targets_of_the_global_batch(corpus, refer
             assert other_norm == pytest.approx(norm, rel=2e-3)
 
 
-def test_bf16_without_zero_follows_fp32(corpus, reference):
-    found = train(corpus, "--bf16", "--zero-stage", 0)
+@pytest.mark.parametrize("zero_stage", [0, 1])
+def test_bf16_follows_fp32(corpus, reference, zero_stage):
+    found = train(corpus, "--bf16", "--zero-stage", zero_stage)
     for (loss, _), (expected, _) in zip(as_numbers(found), as_numbers(reference), strict=True):
         assert loss == pytest.approx(expected, abs=0.02)
 
 
-def test_concatenation_trains_with_the_same_command(corpus):
-    losses = [float(loss) for loss, _, _ in train(corpus, "--data-impl", "mmap", train_iters=3).values()]
+def test_concatenation_trains_with_the_same_command_also_without_other_splits(corpus):
+    steps = train(corpus, "--data-impl", "mmap", "--split", "999999,1,1", train_iters=3)
+    losses = [float(loss) for loss, _, _ in steps.values()]
     assert len(losses) == 3 and losses[-1] < losses[0]
 
 
-def test_a_missing_index_is_built_by_the_trainer(corpus, tmp_path, reference):
+@pytest.fixture
+def copy(corpus, tmp_path):
+    """The dataset under another name, without indexes."""
     for suffix in (".bin", ".idx"):
         shutil.copy(corpus / f"data_text_document{suffix}", tmp_path / f"copy{suffix}")
-    found = train(corpus, "--data-path", tmp_path / "copy", "--zero-stage", 1, "--train-iters", 6)
-    assert found == reference
-    assert os.listdir(tmp_path / "copy.bfp")[0].startswith("s128-d0-")
+    return tmp_path / "copy"
+
+
+def test_a_missing_index_is_built_by_the_trainer(corpus, copy, reference):
+    assert train(corpus, "--data-path", copy, "--zero-stage", 1) == reference
+    assert os.listdir(f"{copy}.bfp")[0].startswith("s128-d0-")
+
+
+def test_a_weighted_blend_trains(corpus, copy):
+    original = corpus / "data_text_document"
+    losses = [float(loss) for loss, _, _ in train(corpus, "--data-path", 0.3, original, 0.7, copy).values()]
+    assert len(losses) == 6 and losses[-1] < losses[0] - 0.3
 
 
 @pytest.mark.parametrize(
@@ -138,13 +164,27 @@ def test_a_missing_index_is_built_by_the_trainer(corpus, tmp_path, reference):
     [
         (["--global-batch-size", 7], "--global-batch-size 7"),
         (["--split", "90,abc,5"], "--split '90,abc,5'"),
-        (["--data-path", "nowhere"], "--data-path nowhere: no such dataset"),
+        (["--train-iters", "abc"], "--train-iters"),
+        (["--data-path", "nowhere"], "nowhere.idx: no such file"),
+        (["--data-path", "DATA", "COPY", "--train-iters", 10_000], "give a weight"),
     ],
 )
-def test_bad_options_are_one_line_and_status_2(corpus, options, named):
+def test_bad_options_are_one_line_and_status_2(corpus, copy, options, named):
     before = sorted(os.listdir(corpus))
-    status, output = launch(corpus, *options)
-    assert status == 2
-    lines = [line for line in output.splitlines() if line.startswith("pretrain_gpt: error:")]
+    paths = {"DATA": corpus / "data_text_document", "COPY": copy}
+    assert_refused(*launch(corpus, *(paths.get(option, option) for option in options)), named)
+    assert sorted(os.listdir(corpus)) == before
+
+
+@pytest.mark.parametrize("data_impl", ["bfp", "mmap"])
+def test_damaged_data_is_one_line_and_status_2(corpus, copy, data_impl):
+    with open(f"{copy}.bin", "r+b") as file:
+        file.truncate(1000)
+    assert_refused(*launch(corpus, "--data-path", copy, "--data-impl", data_impl), "copy.bin: has 1000 bytes")
+
+
+def assert_refused(status, output, named):
+    assert status == 2, output[-3000:]
+    lines = [line for line in output.splitlines() if line.startswith("pretrain_gpt")]
     assert len(lines) == 1 and named in lines[0]
-    assert "Traceback" not in output and sorted(os.listdir(corpus)) == before
+    assert "Traceback" not in output

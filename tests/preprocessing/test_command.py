@@ -193,6 +193,45 @@ def test_bad_input_is_one_line_and_leaves_nothing(tmp_path, tokenizer_file, name
     assert files(tmp_path) == []
 
 
+def test_several_keys_are_written_all_or_none(run_here, tmp_path, tokenizer_file):
+    path = tmp_path / "in.jsonl"
+    path.write_text('{"text": "a", "code": "b"}\n{"text": "a"}\n')
+    status, _, err = run_here("--input", path, "--json-keys", "text", "code")
+    assert status == 2 and ":2: no key 'code'" in err
+    assert files(tmp_path) == ["in.jsonl"]
+
+
+def test_a_terminated_run_leaves_neither_files_nor_processes(tmp_path, tokenizer_file):
+    path = tmp_path / "in.jsonl"
+    with open(path, "w") as file:
+        for number in range(60_000):
+            file.write(json.dumps({"text": f"document {number} " * 40}) + "\n")
+    arguments = ["--input", path, "--output-prefix", tmp_path / "out", "--tokenizer-model", tokenizer_file]
+    command_line = [sys.executable, ROOT / "tools" / "preprocess_bfp.py", *arguments, "--seq-length", "64"]
+    for signal_number, status in ((signal.SIGTERM, 143), (signal.SIGKILL, -9)):
+        process = subprocess.Popen([*map(str, command_line), "--workers", "2"], start_new_session=True)
+        deadline = time.monotonic() + 60
+        while not workers_of(process.pid) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        workers = workers_of(process.pid)
+        assert workers
+        time.sleep(1)
+        process.send_signal(signal_number)
+        assert process.wait(timeout=60) == status
+        deadline = time.monotonic() + 20
+        while any(os.path.exists(f"/proc/{worker}") for worker in workers) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert not any(os.path.exists(f"/proc/{worker}") for worker in workers)
+        if signal_number == signal.SIGTERM:
+            assert files(tmp_path) == ["in.jsonl"]
+
+
+def workers_of(parent):
+    """Process ids of the tool's worker processes."""
+    children = open(f"/proc/{parent}/task/{parent}/children").read().split()
+    return [child for child in children if b"spawn_main" in open(f"/proc/{child}/cmdline", "rb").read()]
+
+
 def test_the_module_and_the_tool_verify(run_here, tmp_path):
     assert run_here("--input", GOOD)[0] == 0
     verify = [sys.executable, "-m", "megatron_bfp", "verify"]

@@ -75,7 +75,7 @@ def test_deep_nesting_is_an_error_of_its_line():
 
 def test_a_bom_is_dropped_at_the_start_of_a_line_and_kept_inside_a_text():
     line = b'\xef\xbb\xbf{"text": "\xef\xbb\xbfa"}\n'
-    assert texts(LineBatch("file", 1, [line, line]), "text") == ["\ufeffa", "\ufeffa"]
+    assert texts(LineBatch("file", 1, [b"\xef\xbb\xbf\n", line, line]), "text") == ["\ufeffa", "\ufeffa"]
 
 
 def test_a_missing_file_is_an_input_error(tmp_path):

@@ -39,6 +39,31 @@ def test_special_tokens_in_a_text_stay_text(tokenizer_file):
         assert library.decode(ids.tolist(), skip_special_tokens=False) == text
 
 
+def test_ordinary_added_tokens_keep_their_ids(tokenizer_file, tmp_path):
+    """As in Qwen's files: special tokens and, after them, ordinary added ones, which the library would number anew."""
+    library = tokenizers.Tokenizer.from_file(tokenizer_file)
+    library.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    library.add_tokens(["<tool_call>", "</tool_call>"])
+    library.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = load(str(tmp_path / "tokenizer.json"), eod_token="<|im_end|>")
+    assert (tokenizer.eod, tokenizer.vocab_size) == (601, 604)
+    documents = ["a<tool_call>b</tool_call>c", "<tool_call>", "plain"]
+    for text, ids in zip(documents, tokenizer.encode_batch(documents), strict=True):
+        assert ids.tolist() == library.encode(text).ids
+    (ids,) = tokenizer.encode_batch(["<tool_call><|im_end|></tool_call>"])
+    assert ids[0] == 602 and ids[-1] == 603 and tokenizer.eod not in ids
+    assert library.decode(ids.tolist(), skip_special_tokens=False) == "<tool_call><|im_end|></tool_call>"
+
+
+def test_a_model_that_has_its_special_tokens_in_itself_is_refused(tmp_path):
+    library = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[UNK]": 0, "</s>": 1, "a": 2}, unk_token="[UNK]"))
+    library.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    library.add_special_tokens(["</s>"])
+    library.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(OptionError, match="the text '</s>' into the special token"):
+        load(str(tmp_path / "tokenizer.json"), eod_token="</s>")
+
+
 def test_truncation_padding_and_templates_of_the_file_are_not_applied(tokenizer_file, tmp_path):
     description = json.loads(open(tokenizer_file).read())
     library = tokenizers.Tokenizer.from_file(tokenizer_file)
@@ -61,6 +86,12 @@ def test_a_folder_s_configuration_names_the_eod(tokenizer_folder, eos):
 
 def test_the_eod_given_wins(tokenizer_folder):
     assert load(tokenizer_folder({"eos_token": EOD}), eod_token="<|pad|>").eod == 1
+
+
+@pytest.mark.parametrize("config", [[], {"eos_token": ["a"]}, {"eos_token": 3}])
+def test_a_configuration_that_is_none_is_refused(tokenizer_folder, config):
+    with pytest.raises(OptionError, match="tokenizer_config.json"):
+        load(tokenizer_folder(config))
 
 
 @pytest.mark.parametrize("config", [None, {}, {"eos_token": None}])

@@ -1,0 +1,122 @@
+"""Parts of the example trainer and of the quickstart that need no run of their own."""
+
+import pytest
+import quickstart_check
+from pretrain_arguments import blend, parse_arguments
+
+from megatron_bfp import OptionError
+
+NEEDED = "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --micro-batch-size 1 --train-iters 100"
+NEEDED += " --data-path data --seq-length 64 --tokenizer-model tokenizer.json"
+
+
+def options_of(text=""):
+    return parse_arguments(f"{NEEDED} {text}".split())
+
+
+def test_the_learning_rate_warms_up_and_decays_along_a_cosine():
+    pytest.importorskip("deepspeed")
+    from pretrain_gpt import learning_rate
+
+    options = options_of("--lr 1.0 --min-lr 0.1 --lr-warmup-iters 10")
+    assert [learning_rate(options, i) for i in (0, 4, 9, 10)] == [0.1, 0.5, 1.0, 1.0]
+    assert learning_rate(options, 55) == pytest.approx(0.55)
+    assert learning_rate(options, 100) == pytest.approx(0.1)
+    rates = [learning_rate(options, i) for i in range(10, 101)]
+    assert rates == sorted(rates, reverse=True)
+    assert learning_rate(options_of("--lr 1.0 --lr-decay-style constant"), 99) == 1.0
+    assert learning_rate(options_of("--lr 1.0 --lr-decay-iters 50"), 99) == 0.0
+
+
+@pytest.mark.parametrize(
+    "data_path, expected",
+    [
+        ("A", (["A"], None)),
+        ("A B", (["A", "B"], None)),
+        ("0.3 A 0.7 B", (["A", "B"], [0.3, 0.7])),
+        ("1 A", (["A"], [1.0])),
+        ("5", (["5"], None)),
+    ],
+)
+def test_the_data_path_is_read_as_megatron_reads_it(data_path, expected):
+    assert blend(data_path.split()) == expected
+
+
+@pytest.mark.parametrize("data_path", ["0.3 A B", "0.3 A 0.7", "0 A", "-1 A", "inf A", "0.3 A nan B"])
+def test_a_data_path_that_is_neither_is_refused(data_path):
+    with pytest.raises(OptionError, match="--data-path"):
+        blend(data_path.split())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "--split -1,1,0",
+        "--split 90,abc,5",
+        "--seq-length 0",
+        "--train-iters abc",
+        "--lr -1",
+        "--lr nan",
+        "--clip-grad -1",
+        "--adam-beta1 1.5",
+        "--init-method-std -1",
+        "--make-vocab-size-divisible-by 0",
+        "--hidden-size 12",
+        "--hidden-size 66",
+        "--num-workers -1",
+        "--group-query-attention --num-query-groups 3",
+        "--save-interval 5",
+        "--data-impl mmap --max-documents-per-sequence 3",
+        "--zero-stage 7",
+        "--nonsense",
+    ],
+)
+def test_bad_options_name_themselves(text):
+    with pytest.raises(OptionError) as error:
+        options_of(text)
+    assert text.split()[-2 if " " in text else 0] in str(error.value) or text.split()[0] in str(error.value)
+
+
+def test_the_feed_forward_size_is_llama_s():
+    assert options_of("--hidden-size 4096 --num-attention-heads 32").ffn_hidden_size == 11008
+    assert options_of("--hidden-size 192").ffn_hidden_size == 512
+    assert options_of("--ffn-hidden-size 100").ffn_hidden_size == 100
+
+
+@pytest.fixture
+def logs(tmp_path):
+    def write(losses_of_each):
+        paths = []
+        for number, losses in enumerate(losses_of_each):
+            paths.append(str(tmp_path / f"{number}.log"))
+            lines = [f"iteration {i}/4 | loss {loss:.6f} | learning rate 1 | x\n" for i, loss in losses.items()]
+            (tmp_path / f"{number}.log").write_text("noise\n" + "".join(lines))
+        return paths
+
+    return write
+
+
+@pytest.mark.parametrize(
+    "first_half, resumed, status",
+    [
+        ({1: 9.0, 2: 8.0}, {3: 7.0, 4: 6.0}, 0),
+        ({1: 9.0, 2: 8.0}, {3: 7.0, 4: 6.000001}, 1),
+        ({1: 9.0, 2: 8.0}, {4: 6.0}, 1),
+        ({1: 9.0, 2: 8.0, 3: 7.0}, {3: 7.0, 4: 6.0}, 1),
+    ],
+)
+def test_the_quickstart_notices_a_resume_that_differs(logs, first_half, resumed, status):
+    assert quickstart_check.main(*logs([{1: 9.0, 2: 8.0, 3: 7.0, 4: 6.0}, first_half, resumed])) == status
+
+
+def test_the_quickstart_notices_a_loss_that_does_not_fall(logs):
+    assert quickstart_check.main(*logs([{1: 9.0, 2: 7.5}, {1: 9.0}, {2: 7.5}])) == 1
+
+
+def test_the_quickstart_s_corpus_is_this_python_s_source():
+    pytest.importorskip("tokenizers")
+    from quickstart_data import source_files
+
+    files = list(source_files())
+    assert len(files) > 1000 and len(set(files)) == len(files)
+    assert any(path.endswith("json/decoder.py") for path in files)
