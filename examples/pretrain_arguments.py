@@ -59,7 +59,7 @@ def _add_training(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--clip-grad", type=float, default=1.0, help="largest norm of the gradient; 0 for no limit")
     group.add_argument("--bf16", action="store_true")
     group.add_argument("--seed", type=int, default=1234)
-    group.add_argument("--zero-stage", type=int, choices=(0, 1), default=0)
+    group.add_argument("--zero-stage", type=int, choices=(0, 1), default=0, help="1 accumulates bf16 gradients in fp32")
     group.add_argument("--deepspeed", action="store_true", help="accepted for existing scripts; always on")
     group.add_argument("--distributed-backend", choices=("nccl", "gloo"), help="default: nccl on GPUs, else gloo")
     group.add_argument("--local_rank", "--local-rank", type=int, default=0, help="set by the launcher")

@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from megatron_bfp import BFPGPTDataset, BFPGPTDatasetConfig
 from megatron_bfp.errors import BFPError, OptionError
+from megatron_bfp.index_format import document_range
 from megatron_bfp.indexed_dataset import IndexedDataset
-from megatron_bfp.sequence_index import document_range
 
 
 def build_train_dataset(options: argparse.Namespace, tokenizer: Any) -> Dataset:

@@ -2,8 +2,8 @@
 
 The way of the data, with the module that takes each step::
 
-    raw documents --preprocessing--> PREFIX.bin/.idx --packing, sequence_index--> PREFIX.bfp/s2048-d0-969/
-        --shuffle--> sequence of a sample --samples--> tokens, labels, loss_mask, position_ids, cu_seqlens
+    raw documents --preprocessing--> PREFIX.bin/.idx --packing, index_building--> PREFIX.bfp/s2048-d0-969/
+        --shuffle, sequence_index--> chunks of a sample --samples--> tokens, labels, loss_mask, cu_seqlens, ...
         --gpt_dataset--> BFPGPTDataset in megatron-core's builder --attention--> loss of every document alone
 
 ``megatron_bfp.pack`` and the file formats need numpy alone. The dataset classes need megatron-core and torch and are

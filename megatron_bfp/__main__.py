@@ -4,9 +4,9 @@ import sys
 from collections.abc import Sequence
 
 from .command_line import Parser, run
+from .index_verification import verify_all
 from .progress import terminal_progress
 from .report import format_table
-from .sequence_index import verify_all
 
 
 def main(argv: Sequence[str] | None = None) -> None:

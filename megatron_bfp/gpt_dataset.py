@@ -17,11 +17,13 @@ from megatron.core.datasets.object_storage_utils import is_object_storage_path
 from megatron.core.datasets.utils import Split
 
 from .errors import OptionError
+from .index_building import open_or_build
+from .index_format import IndexKey, document_range
 from .indexed_dataset import IndexedDataset
 from .packing import checked_cap
 from .progress import log_progress
 from .samples import build_sample, dense_attention_mask
-from .sequence_index import IndexKey, SequenceIndex, document_range, open_or_build
+from .sequence_index import SequenceIndex
 from .shuffle import shuffled
 from .splits import split_fractions
 

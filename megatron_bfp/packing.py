@@ -215,7 +215,10 @@ def pack(lengths: Any, seq_length: int, max_documents_per_sequence: int | None =
     census = take_census(lengths, seq_length)
     runs = plan_runs(census.remainders, seq_length, cap)
     sorted_ids = sort_documents(lengths, census.remainders, id_dtype(len(lengths)))
-    document_ids = np.concatenate([sorted_ids[:0], *place_documents(runs, sorted_ids)])
+    document_ids, end = np.empty_like(sorted_ids), 0
+    for piece in place_documents(runs, sorted_ids):
+        start, end = end, end + len(piece)
+        document_ids[start:end] = piece
     rows = run_rows(runs, census.num_full_chunks)
     table = SequenceTable(seq_length, count_sequences(census, runs), rows, document_ids, census.long_documents)
     return Packing(lengths, census, table)

@@ -212,7 +212,8 @@ sys.path.insert(0, {root!r})
 import numpy as np
 import megatron_bfp
 from megatron_bfp.indexed_dataset import IndexedDataset, IndexedDatasetWriter
-from megatron_bfp.sequence_index import IndexKey, build
+from megatron_bfp.index_building import build
+from megatron_bfp.index_format import IndexKey
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 try:
     {statement}

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron_bfp import report
-from megatron_bfp.sequence_index import IndexKey, build, index_directory
+from megatron_bfp.index_building import build
+from megatron_bfp.index_format import IndexKey, index_directory
 
 
 @settings(max_examples=200, deadline=None)

@@ -10,25 +10,20 @@ import random
 import shutil
 import signal
 import socket
+import subprocess
+import sys
 import time
 
 import numpy as np
 import pytest
 from conftest import DATA, ROOT, documents_of, write
 
-from megatron_bfp import IndexedDatasetError, OptionError, SequenceIndexError, pack
-from megatron_bfp import sequence_index as module
-from megatron_bfp.indexed_dataset import IndexedDataset
-from megatron_bfp.sequence_index import (
-    IndexKey,
-    SequenceIndex,
-    build,
-    document_range,
-    index_directory,
-    open_or_build,
-    verify,
-    verify_all,
-)
+from megatron_bfp import IndexedDatasetError, OptionError, SequenceIndexError, index_building, pack
+from megatron_bfp.index_building import build, open_or_build
+from megatron_bfp.index_format import IndexKey, canonical_json, document_range, index_directory
+from megatron_bfp.index_verification import verify, verify_all
+from megatron_bfp.indexed_dataset import IndexedDataset, IndexedDatasetWriter
+from megatron_bfp.sequence_index import SequenceIndex
 
 LENGTHS = [5, 0, 12, 3, 16, 2, 2, 9, 7, 1, 20, 8]
 
@@ -78,7 +73,7 @@ def test_the_bytes_are_the_same_in_every_release(tmp_path):
     """The format is meant to last: these digests may only change together with its version."""
     lengths = np.load(DATA / "text_lengths.npy")[:3000]
     tokens = np.arange(lengths.sum()) % 60_000
-    with module_writer(tmp_path / "data") as writer:
+    with IndexedDatasetWriter(str(tmp_path / "data"), np.uint16) as writer:
         writer.add(tokens, lengths)
         writer.finalize()
     dataset = IndexedDataset(str(tmp_path / "data"))
@@ -91,12 +86,6 @@ def test_the_bytes_are_the_same_in_every_release(tmp_path):
         digests[key.name] = digest.hexdigest()
         assert verify(built.path, dataset).counts == built.counts
     assert digests == EXPECTED_DIGESTS
-
-
-def module_writer(prefix):
-    from megatron_bfp.indexed_dataset import IndexedDatasetWriter
-
-    return IndexedDatasetWriter(str(prefix), np.uint16)
 
 
 @pytest.mark.parametrize("lengths", [[], [0, 0], [1], [8], [9], [7, 1], [16, 24]])
@@ -222,7 +211,7 @@ def test_a_consistent_forgery_is_found_by_verify(dataset, index, tmp_path):
         metadata = json.loads((folder / "index.json").read_bytes())
         content = (folder / "document_ids.npy").read_bytes()
         metadata["files"]["document_ids.npy"] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-        (folder / "index.json").write_bytes(module.canonical_json(metadata))
+        (folder / "index.json").write_bytes(canonical_json(metadata))
         with pytest.raises(SequenceIndexError, match="document_ids.npy"):
             verify(index.path, dataset)
 
@@ -238,7 +227,7 @@ def test_any_index_json_gives_our_error(dataset, index, tmp_path, content):
 
 def test_a_newer_format_says_so(dataset, index, tmp_path):
     path = tmp_path / "data.bfp" / index.key.name / "index.json"
-    path.write_bytes(module.canonical_json(json.loads(path.read_bytes()) | {"version": 2}))
+    path.write_bytes(canonical_json(json.loads(path.read_bytes()) | {"version": 2}))
     with pytest.raises(SequenceIndexError, match="version 2"):
         SequenceIndex(index.path, dataset)
 
@@ -315,7 +304,7 @@ def test_racing_and_killed_builders_leave_one_whole_index(tmp_path):
     """50 rounds of 8 processes, some of them killed at random moments."""
     rng = random.Random(11)
     lengths = np.load(DATA / "text_lengths.npy")[:20_000]
-    with module_writer(tmp_path / "data") as writer:
+    with IndexedDatasetWriter(str(tmp_path / "data"), np.uint16) as writer:
         writer.add(np.zeros(int(lengths.sum()), dtype=np.uint16), lengths)
         writer.finalize()
     dataset = IndexedDataset(str(tmp_path / "data"))
@@ -355,14 +344,14 @@ def test_racing_and_killed_builders_leave_one_whole_index(tmp_path):
 def test_a_builder_that_cannot_see_the_lock_takes_the_faster_one_s_result(dataset, monkeypatch):
     """Where a file system has no locks, two builders work at once, and the second finds the first one's index."""
     key, directory = IndexKey(8, 0, 12), index_directory(dataset.prefix)
-    write_arrays = module._write
+    write_arrays = index_building._write
 
     def overtaken(*arguments):
-        monkeypatch.setattr(module, "_write", write_arrays)
+        monkeypatch.setattr(index_building, "_write", write_arrays)
         write_arrays(*arguments)
         shutil.copytree(arguments[2], os.path.join(directory, key.name))
 
-    monkeypatch.setattr(module, "_write", overtaken)
+    monkeypatch.setattr(index_building, "_write", overtaken)
     assert len(build(dataset, key, directory)) == len(pack(LENGTHS, 8))
     assert os.listdir(directory) == [key.name]
 
@@ -418,7 +407,7 @@ def test_more_documents_than_there_are_cannot_be_claimed(dataset, tmp_path):
     metadata = json.loads((path / "index.json").read_bytes())
     metadata["documents"] = [0, 13]
     metadata["counts"]["documents"] = 13
-    (path / "index.json").write_bytes(module.canonical_json(metadata))
+    (path / "index.json").write_bytes(canonical_json(metadata))
     with pytest.raises(SequenceIndexError, match="has 12"):
         verify(str(path), dataset)
 
@@ -454,9 +443,9 @@ def test_another_host_s_leftovers_are_removed_only_when_old(dataset, tmp_path):
 
 
 def test_the_core_imports_neither_torch_nor_megatron():
-    code = (
-        "import sys; import megatron_bfp, megatron_bfp.samples, megatron_bfp.sequence_index, megatron_bfp.shuffle;"
-        "sys.exit(any(name.split('.')[0] in ('torch', 'megatron', 'deepspeed', 'tqdm', 'tokenizers') "
-        "for name in sys.modules))"
-    )
-    assert os.spawnve(os.P_WAIT, os.sys.executable, ["python", "-c", code], os.environ | {"PYTHONPATH": str(ROOT)}) == 0
+    modules = ("samples", "index_building", "index_verification", "report", "shuffle", "splits", "__main__")
+    others = {"torch", "megatron", "deepspeed", "tqdm", "tokenizers"}
+    code = "; ".join(f"import megatron_bfp.{module}" for module in modules)
+    code += f"; import sys; sys.exit(any(name.split('.')[0] in {others} for name in sys.modules))"
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    assert subprocess.run([sys.executable, "-c", code], env=environment).returncode == 0

@@ -9,11 +9,13 @@ from collections.abc import Sequence
 
 from ..command_line import Parser, run
 from ..errors import OptionError
+from ..index_building import build
+from ..index_format import IndexKey, document_range, index_directory
 from ..indexed_dataset import IndexedDataset, bin_path, idx_path
 from ..packing import checked_cap, checked_count
 from ..progress import terminal_progress
 from ..report import cut_by_concatenation, cut_by_packing, format_table
-from ..sequence_index import IndexKey, SequenceIndex, build, document_range, index_directory
+from ..sequence_index import SequenceIndex
 from ..splits import SPLIT_NAMES, split_fractions
 from .dataset import TokenizerOptions, write_datasets
 

@@ -1,0 +1,168 @@
+"""Build sequence indexes. A reader sees all of one or nothing, whoever is killed and however many build at once.
+
+An index is written to a temporary sibling and renamed when it is whole and on disk. Of several builders one works and
+the others take its result; what killed ones left is removed by the next.
+"""
+
+import errno
+import logging
+import os
+import secrets
+import shutil
+import socket
+import time
+
+import numpy as np
+
+from .errors import OptionError, SequenceIndexError
+from .files import locked_directory, sync_file
+from .index_format import IndexKey, build_command, cached_index_directory, canonical_json, index_directory, metadata
+from .indexed_dataset import IndexedDataset
+from .packing import (
+    Progress,
+    count_sequences,
+    id_dtype,
+    place_documents,
+    plan_runs,
+    run_rows,
+    sort_documents,
+    take_census,
+    without_progress,
+)
+from .sequence_index import SequenceIndex
+
+LEFTOVER_SECONDS = 24 * 3600
+"""An unfinished build is taken for dead after this time, where no lock shows whether it is."""
+
+logger = logging.getLogger(__name__)
+
+
+def open_or_build(
+    dataset: IndexedDataset, key: IndexKey, cache_path: str | None = None, progress: Progress = without_progress
+) -> SequenceIndex:
+    """Open an index beside the dataset or under ``cache_path``; build it where it is missing.
+
+    It is built beside the dataset, or, if that place is not writable, under the cache path.
+
+    Raises:
+        SequenceIndexError: an index is there but wrong, or neither place can be written.
+    """
+    places = [index_directory(dataset.prefix)]
+    if cache_path:
+        places.append(cached_index_directory(dataset, cache_path))
+    for place in places:
+        if os.path.isdir(os.path.join(place, key.name)):
+            return SequenceIndex(os.path.join(place, key.name), dataset)
+    reasons = []
+    for place in places:
+        try:
+            os.makedirs(place, exist_ok=True)
+            if not os.access(place, os.W_OK):
+                raise PermissionError(13, "not writable")
+        except OSError as error:
+            reasons.append(f"{place} ({error.strerror})")
+            continue
+        return build(dataset, key, place, progress=progress)
+    raise SequenceIndexError(
+        f"{dataset.prefix}: there is no sequence index {key.name} and no place to build it: {', '.join(reasons)}. "
+        f"Give a writable --data-cache-path, or build it where that place is writable: {build_command(dataset, key)}"
+    )
+
+
+def build(
+    dataset: IndexedDataset,
+    key: IndexKey,
+    directory: str,
+    overwrite: bool = False,
+    progress: Progress = without_progress,
+) -> SequenceIndex:
+    """Build an index, or take the one that is there.
+
+    Any number of processes may build the same index: one works, the others wait for it and open its result. What killed
+    builders left behind is removed.
+
+    Args:
+        directory: where the index's own directory goes.
+        overwrite: replace an index that is there.
+
+    Raises:
+        SequenceIndexError: an index is there and wrong, and ``overwrite`` is off; or it cannot be written.
+        IndexedDatasetError: the .idx has impossible pointers.
+    """
+    if key.end_document > dataset.num_documents:
+        raise OptionError(f"{dataset.prefix}: has {dataset.num_documents} documents, none up to {key.end_document}")
+    target = os.path.join(directory, key.name)
+    try:
+        os.makedirs(directory, exist_ok=True)
+        with locked_directory(directory) as is_locked:
+            _remove_leftovers(directory, is_locked)
+            if overwrite or not os.path.isdir(target):
+                _build_and_rename(dataset, key, target, overwrite, progress)
+    except OSError as error:
+        raise SequenceIndexError(f"{target}: cannot be written: {error.strerror or error}") from error
+    return SequenceIndex(target, dataset)
+
+
+def _build_and_rename(dataset: IndexedDataset, key: IndexKey, target: str, overwrite: bool, progress: Progress) -> None:
+    temporary = os.path.join(
+        os.path.dirname(target), f".{key.name}.{socket.gethostname()}.{os.getpid()}.{secrets.token_hex(4)}"
+    )
+    replaced = temporary + ".replaced"
+    os.mkdir(temporary)
+    try:
+        _write(dataset, key, temporary, progress)
+        if overwrite and os.path.isdir(target):
+            os.rename(target, replaced)
+        os.rename(temporary, target)
+    except OSError as error:
+        # a builder whose lock this file system did not show us may have been faster; its result is as good
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            if os.path.isdir(replaced):
+                os.rename(replaced, target)
+            raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(replaced, ignore_errors=True)
+    sync_file(os.path.dirname(target))
+
+
+def _write(dataset: IndexedDataset, key: IndexKey, directory: str, progress: Progress) -> None:
+    lengths = dataset.document_lengths.range(key.first_document, key.end_document)
+    census = take_census(lengths, key.seq_length, progress)
+    runs = plan_runs(census.remainders, key.seq_length, key.max_documents_per_sequence)
+    sorted_ids = sort_documents(lengths, census.remainders, id_dtype(key.end_document), key.first_document, progress)
+    with open(
+        os.path.join(directory, "document_ids.npy"), "wb"
+    ) as file:  # written, not mapped: a full disk is an error
+        header = np.lib.format.header_data_from_array_1_0(sorted_ids)
+        np.lib.format.write_array_header_1_0(file, header)
+        for piece in place_documents(runs, sorted_ids, progress):
+            file.write(piece.data)
+    long_documents = census.long_documents + np.array([key.first_document, 0])
+    np.save(os.path.join(directory, "runs.npy"), run_rows(runs, census.num_full_chunks), allow_pickle=False)
+    np.save(os.path.join(directory, "long_documents.npy"), long_documents, allow_pickle=False)
+    with open(os.path.join(directory, "index.json"), "wb") as file:
+        file.write(canonical_json(metadata(key, census, count_sequences(census, runs), directory, dataset)))
+    for name in os.listdir(directory):
+        sync_file(os.path.join(directory, name))
+    sync_file(directory)
+
+
+def _remove_leftovers(directory: str, is_locked: bool) -> None:
+    """Remove what dead builders left.
+
+    Builders of this host are dead if we hold the directory's lock; of others, and without locks, only age tells.
+    """
+    for name in os.listdir(directory):
+        parts = name.split(".")
+        if not name.startswith(".s") or len(parts) < 5 or IndexKey.from_name(parts[1]) is None:
+            continue
+        path = os.path.join(directory, name)
+        host = ".".join(parts[2:]).removesuffix(".replaced").rsplit(".", 2)[0]
+        try:
+            is_old = time.time() - os.path.getmtime(path) > LEFTOVER_SECONDS
+        except FileNotFoundError:
+            continue
+        if is_old or (is_locked and host == socket.gethostname()):
+            logger.info("removing %s, left by a builder that was killed", path)
+            shutil.rmtree(path, ignore_errors=True)

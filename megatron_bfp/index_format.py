@@ -1,0 +1,176 @@
+"""The sequence index's format: names, index.json, fingerprints, and what to tell a user whose index is wrong.
+
+An index is a directory beside the dataset, named for what it holds, that numpy and ``cat`` can read::
+
+    PREFIX.bfp/s2048-d0-969/           seq_length 2048, documents 0 to 968; -m8 is added for a cap of 8 documents
+        index.json                     counts, fingerprint of PREFIX.idx, size and sha256 of each array file
+        runs.npy                       the three arrays of packing.SequenceTable
+        document_ids.npy
+        long_documents.npy
+
+index.json is canonical: one byte string for one content, so that it can be computed anew and compared. Nothing is ever
+derived from modification times: datasets are copied.
+"""
+
+import hashlib
+import json
+import operator
+import os
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .errors import OptionError, SequenceIndexError
+from .indexed_dataset import IndexedDataset
+from .packing import Census, checked_cap, checked_count
+
+FORMAT = "megatron_bfp sequence index"
+VERSION = 1
+ARRAYS = ("document_ids", "long_documents", "runs")
+NAME = re.compile(r"s([1-9][0-9]*)-d(0|[1-9][0-9]*)-(0|[1-9][0-9]*)(?:-m([1-9][0-9]*))?")
+
+
+@dataclass(frozen=True)
+class IndexKey:
+    """What an index is for. Two indexes of a dataset with the same key are the same bytes."""
+
+    seq_length: int
+    first_document: int
+    end_document: int
+    """Exclusive."""
+    max_documents_per_sequence: int | None = None
+
+    def __post_init__(self) -> None:
+        checked = {"seq_length": checked_count("seq_length", self.seq_length)}
+        checked["max_documents_per_sequence"] = checked_cap(self.max_documents_per_sequence)
+        checked |= {name: operator.index(getattr(self, name)) for name in ("first_document", "end_document")}
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
+        if not 0 <= self.first_document <= self.end_document:
+            raise OptionError(f"documents {self.first_document} to {self.end_document} are not a range")
+
+    @property
+    def name(self) -> str:
+        """The directory's name."""
+        cap = "" if self.max_documents_per_sequence is None else f"-m{self.max_documents_per_sequence}"
+        return f"s{self.seq_length}-d{self.first_document}-{self.end_document}{cap}"
+
+    @classmethod
+    def from_name(cls, name: str) -> "IndexKey | None":
+        """The key that a directory's name stands for; None if it is no index's name."""
+        match = NAME.fullmatch(name)
+        if match is None:
+            return None
+        seq_length, first, end, cap = (None if group is None else int(group) for group in match.groups())
+        try:
+            return cls(seq_length, first, end, cap)
+        except OptionError:
+            return None
+
+
+def document_range(fractions: tuple[float, float], num_documents: int) -> tuple[int, int]:
+    """First and end document of a split, rounded as megatron-core's BlendedMegatronDatasetBuilder rounds.
+
+    Args:
+        fractions: where the split begins and ends, as in ``config.split_matrix``.
+    """
+    first, end = (int(round(fraction * float(num_documents))) for fraction in fractions)
+    return first, end
+
+
+def index_directory(prefix: str) -> str:
+    """The directory that holds a dataset's indexes, PREFIX.bfp."""
+    return prefix + ".bfp"
+
+
+def cached_index_directory(dataset: IndexedDataset, cache_path: str) -> str:
+    """Where a dataset's indexes go if they cannot stand beside it: a folder named for it and its .idx's content."""
+    sampled = sampled_fingerprint(dataset.idx_content)["sampled_sha256"]
+    return os.path.join(cache_path, f"{os.path.basename(dataset.prefix)}-{sampled[:16]}.bfp")
+
+
+def metadata(
+    key: IndexKey, census: Census, num_sequences: int, directory: str, dataset: IndexedDataset
+) -> dict[str, Any]:
+    """What index.json must say, from the data itself."""
+    files = {}
+    for name in ARRAYS:
+        path = os.path.join(directory, f"{name}.npy")
+        files[f"{name}.npy"] = {"bytes": os.path.getsize(path), "sha256": file_sha256(path)}
+    fingerprint = sampled_fingerprint(dataset.idx_content) | {"sha256": hashlib.sha256(dataset.idx_content).hexdigest()}
+    return {
+        "counts": {
+            "documents": census.num_documents,
+            "empty_documents": census.num_empty,
+            "padding": num_sequences * key.seq_length - census.num_tokens,
+            "sequences": num_sequences,
+            "tokens": census.num_tokens,
+        },
+        "documents": [key.first_document, key.end_document],
+        "files": files,
+        "fingerprint": fingerprint,
+        "format": FORMAT,
+        "max_documents_per_sequence": key.max_documents_per_sequence,
+        "seq_length": key.seq_length,
+        "version": VERSION,
+    }
+
+
+def canonical_json(metadata: dict[str, Any]) -> bytes:
+    """The one byte string that stands for ``metadata`` in index.json."""
+    return json.dumps(metadata, indent=2, sort_keys=True, ensure_ascii=True).encode("ascii")
+
+
+def sampled_fingerprint(content: np.ndarray) -> dict[str, Any]:
+    """Size and sampled sha256 of a file's content, in constant time: its first and last 64 KiB, and 256 blocks of 4 KiB
+    evenly spaced over all of it.
+
+    Args:
+        content: uint8 [bytes], usually a memory map. The fingerprint is of the bytes that are read, and not of a file
+            that may have taken their place.
+
+    Returns:
+        {"bytes": int, "sampled_sha256": str}
+    """
+    size = len(content)
+    digest = hashlib.sha256()
+    offsets = [(0, 1 << 16), (max(0, size - (1 << 16)), 1 << 16)]
+    offsets += [(max(0, size - 4096) * block // 255, 4096) for block in range(256)]
+    for offset, count in offsets:
+        digest.update(content[offset : offset + count])
+    return {"bytes": size, "sampled_sha256": digest.hexdigest()}
+
+
+def file_sha256(path: str) -> str:
+    """sha256 of a whole file, in hexadecimal."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def damaged(path: str, dataset: IndexedDataset, reason: str) -> SequenceIndexError:
+    """The error for an index that is not what was built; says how to mend it."""
+    return SequenceIndexError(f"{path}: the sequence index is damaged: {reason}. Rebuild it: {remedy(path, dataset)}")
+
+
+def remedy(path: str, dataset: IndexedDataset) -> str:
+    """What to do about an index that cannot be used."""
+    path = os.path.normpath(path)
+    key = IndexKey.from_name(os.path.basename(path))
+    if key is None or os.path.dirname(path) != os.path.normpath(index_directory(dataset.prefix)):
+        return f"remove {path}; the next start builds it"
+    return f"{build_command(dataset, key)} --overwrite"
+
+
+def build_command(dataset: IndexedDataset, key: IndexKey) -> str:
+    """The command line that builds an index beside its dataset."""
+    command = f"megatron-bfp-preprocess --indexed {dataset.prefix} --seq-length {key.seq_length}"
+    if key.max_documents_per_sequence is not None:
+        command += f" --max-documents-per-sequence {key.max_documents_per_sequence}"
+    if (key.first_document, key.end_document) != (0, dataset.num_documents):
+        command += " --split (as in training)"
+    return command
