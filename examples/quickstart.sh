@@ -9,8 +9,8 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 out=quickstart
-train_iters=64
-stop_at=32
+train_iters=80
+stop_at=40
 
 say() { printf '\n== %s\n' "$*"; }
 

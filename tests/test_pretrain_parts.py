@@ -99,14 +99,14 @@ def logs(tmp_path):
 @pytest.mark.parametrize(
     "first_half, resumed, status",
     [
-        ({1: 9.0, 2: 8.0}, {3: 7.0, 4: 6.0}, 0),
-        ({1: 9.0, 2: 8.0}, {3: 7.0, 4: 6.000001}, 1),
-        ({1: 9.0, 2: 8.0}, {4: 6.0}, 1),
-        ({1: 9.0, 2: 8.0, 3: 7.0}, {3: 7.0, 4: 6.0}, 1),
+        ({1: 19.0, 2: 8.0}, {3: 7.0, 4: 6.0}, 0),
+        ({1: 19.0, 2: 8.0}, {3: 7.0, 4: 6.000001}, 1),
+        ({1: 19.0, 2: 8.0}, {4: 6.0}, 1),
+        ({1: 19.0, 2: 8.0, 3: 7.0}, {3: 7.0, 4: 6.0}, 1),
     ],
 )
 def test_the_quickstart_notices_a_resume_that_differs(logs, first_half, resumed, status):
-    assert quickstart_check.main(*logs([{1: 9.0, 2: 8.0, 3: 7.0, 4: 6.0}, first_half, resumed])) == status
+    assert quickstart_check.main(*logs([{1: 19.0, 2: 8.0, 3: 7.0, 4: 6.0}, first_half, resumed])) == status
 
 
 def test_the_quickstart_notices_a_loss_that_does_not_fall(logs):
