@@ -29,8 +29,7 @@ import numpy as np
 
 from .errors import OptionError
 
-BLOCK_BITS = 18
-BLOCK = 1 << BLOCK_BITS
+BLOCK = 1 << 18
 """Documents handled at once: large enough for vectorised work, small enough to sort inside the processor's cache."""
 
 PIECE = 1 << 22
@@ -361,13 +360,16 @@ def sort_documents(
     sorted_ids = np.empty(int(remainders.sum()), dtype=dtype)
     for first, block in progress(_blocks(lengths), _num_blocks(lengths), "sorting documents"):
         chunks = _remainders(block, seq_length)
-        counts = np.bincount(chunks, minlength=seq_length)
-        order = _stable_order(chunks, seq_length)[counts[0] :]
-        counts[0] = 0
+        order = _stable_order(chunks)[np.count_nonzero(chunks == 0) :]
         chunks = chunks[order]
-        rank_in_length = np.arange(len(order)) - (np.cumsum(counts) - counts)[chunks]
-        sorted_ids[next_place[chunks] + rank_in_length] = order + (first + first_document)
-        next_place += counts
+        is_first = np.ones(len(chunks), dtype=bool)  # of its length in the block
+        np.not_equal(chunks[1:], chunks[:-1], out=is_first[1:])
+        starts = np.flatnonzero(is_first)
+        found, counts = chunks[starts], np.diff(starts, append=len(chunks))
+        places = np.repeat(next_place[found] - starts, counts)
+        places += np.arange(len(chunks))
+        sorted_ids[places] = order + (first + first_document)
+        next_place[found] += counts
     return sorted_ids
 
 
@@ -430,13 +432,16 @@ def _remainders(block: np.ndarray, seq_length: int) -> np.ndarray:
     """Lengths of the remainder chunks of a block, 0 for none, in the smallest dtype that numpy sorts by radix."""
     if seq_length > np.iinfo(block.dtype).max:
         return block
-    return (block % block.dtype.type(seq_length)).astype(np.uint16 if seq_length <= 1 << 16 else np.uint32)
+    divisor = block.dtype.type(seq_length)
+    remainders = block - block // divisor * divisor  # numpy vectorises this, and not the operator
+    return remainders.astype(np.uint16 if seq_length <= 1 << 16 else np.uint32)
 
 
-def _stable_order(chunks: np.ndarray, seq_length: int) -> np.ndarray:
-    """Indices that sort a block, ties in order: a radix sort of 16-bit lengths, else of unique 64-bit keys."""
-    if chunks.dtype.itemsize <= 2:
-        return np.argsort(chunks, kind="stable")
-    keys = chunks.astype(np.uint64) << np.uint64(BLOCK_BITS) | np.arange(len(chunks), dtype=np.uint64)
-    keys.sort()
-    return (keys & np.uint64((1 << BLOCK_BITS) - 1)).astype(np.int64)
+def _stable_order(chunks: np.ndarray) -> np.ndarray:
+    """Indices that sort a block, ties in order: one radix sort of 16 bits, and one of the bits above where there are
+    any."""
+    order = np.argsort(chunks.astype(np.uint16, copy=False), kind="stable")
+    if chunks.dtype.itemsize > 2:
+        high = (chunks >> 16).astype(np.uint16)
+        order = order[np.argsort(high[order], kind="stable")]
+    return order
