@@ -164,7 +164,7 @@ class BFPGPTDataset(GPTDataset):
             bool(self.config.reset_position_ids),
             self.masked_input,
         )
-        tensors = {name: torch.from_numpy(array) for name, array in vars(sample).items()}
+        tensors = {name: torch.from_numpy(array) for name, array in sample._asdict().items()}
         if idx is None:
             tensors["loss_mask"].zero_()
         if self.config.create_attention_mask:

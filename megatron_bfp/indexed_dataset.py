@@ -107,20 +107,30 @@ class IndexedDataset:
             IndexError: no such document.
             IndexedDatasetError: the .idx contradicts itself there.
         """
-        if len(documents) == 0 or documents.min() < 0 or documents.max() >= self.num_documents:
+        itemsize = self.dtype.itemsize
+        try:  # one sequence a document, its length and the next pointer in accord: few operations, this is a hot path
+            sequences = self.document_indices[documents]
+            starts = self.sequence_pointers[sequences]
+            ends = self.sequence_pointers[self.document_indices[documents + 1]]
+            lengths = self.sequence_lengths[sequences].astype(np.int64)
+            is_sound = (starts + lengths * itemsize == ends) & ((documents | sequences | starts | lengths) >= 0)
+            if np.count_nonzero(is_sound) < len(documents):
+                starts, ends = self._checked_spans(documents)
+        except IndexError:  # also where the last document is among them: no pointer follows it
+            starts, ends = self._checked_spans(documents)
+        return starts // itemsize, ends // itemsize
+
+    def _checked_spans(self, documents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """``spans`` in bytes, for documents of any number of sequences."""
+        if np.any((documents < 0) | (documents >= self.num_documents)):
             raise IndexError(f"{self.prefix}: documents {documents.tolist()} are not all in [0, {self.num_documents})")
-        first_sequences, end_sequences = self.document_indices[documents], self.document_indices[documents + 1]
-        starts, ends = self._pointer(first_sequences), self._pointer(end_sequences)
-        single = end_sequences - first_sequences == 1
-        stated = self._length(first_sequences) * np.int64(self.dtype.itemsize)
-        wrong = (first_sequences < 0) | (end_sequences > self.num_sequences) | (starts < 0) | (starts > ends)
-        wrong |= single & (ends - starts != stated)
+        firsts, ends = self.document_indices[documents], self.document_indices[documents + 1]
+        wrong = (firsts < 0) | (firsts > ends) | (ends > self.num_sequences)
         if wrong.any():
-            self._refuse(f"length or pointer of document {documents[np.argmax(wrong)]}")
-        if not single.all():
-            for first, end in zip(first_sequences[~single].tolist(), end_sequences[~single].tolist()):
-                self._check_sequences(first, end)
-        return starts // self.dtype.itemsize, ends // self.dtype.itemsize
+            self._refuse(f"first sequence of document {documents[np.argmax(wrong)]}")
+        for first, end in zip(firsts.tolist(), ends.tolist()):
+            self._check_sequences(first, end)
+        return self._pointer(firsts), self._pointer(ends)
 
     def tokens(self, start: int, count: int) -> np.ndarray:
         """``count`` tokens from position ``start`` of the .bin, as ``dtype`` [count]; read-only where it is mapped.
@@ -228,18 +238,11 @@ class IndexedDataset:
         )
 
     def _pointer(self, sequences: np.ndarray) -> np.ndarray:
-        """int64 [k]: where sequences start in the .bin, in bytes; its end for the sequence after the last."""
-        if not self.num_sequences:
-            return np.zeros(len(sequences), dtype=np.int64)
-        pointers = self.sequence_pointers.take(sequences, mode="clip")
-        pointers[sequences >= self.num_sequences] = self._bin_bytes
+        """int64 [k]: where sequences start in the .bin, in bytes; its end for the one after the last."""
+        pointers = np.full(len(sequences), self._bin_bytes, dtype=np.int64)
+        is_inside = sequences < self.num_sequences
+        pointers[is_inside] = self.sequence_pointers[sequences[is_inside]]  # take would copy the unaligned array
         return pointers
-
-    def _length(self, sequences: np.ndarray) -> np.ndarray:
-        """int64 [k]: tokens of sequences; anything for a sequence that is not there."""
-        if not self.num_sequences:
-            return np.zeros(len(sequences), dtype=np.int64)
-        return self.sequence_lengths.take(sequences, mode="clip").astype(np.int64)
 
     def _read(self, start: int, count: int) -> np.ndarray:
         """Read without a memory map. A read may return less than asked for, so go on until the file ends."""

@@ -117,11 +117,11 @@ class SequenceTable:
             raise IndexError(f"sequence {sequence} is not in [0, {self.num_sequences})")
         num_full_chunks = int(self.long_documents[-1, 1]) if len(self.long_documents) else 0
         if sequence < num_full_chunks:
-            row = int(np.searchsorted(self.long_documents[:-1, 1], sequence, side="right"))
+            row = int(self.long_documents[:-1, 1].searchsorted(sequence, side="right"))
             before = int(self.long_documents[row - 1, 1]) if row else 0
             document = self.long_documents[row, :1].astype(np.int64)
             return Entry(document, sequence - before, int(self.long_documents[row, 1]) - before)
-        row = int(np.searchsorted(self.runs[:, 0], sequence, side="right")) - 1
+        row = int(self.runs[:, 0].searchsorted(sequence, side="right")) - 1
         first_sequence, first_entry, chunks = self.runs[row].tolist()
         entry = first_entry + (sequence - first_sequence) * chunks
         return Entry(self.document_ids[entry : entry + chunks].astype(np.int64), None, 0)
@@ -137,16 +137,19 @@ class Entry(NamedTuple):
     full_chunks: int
     """Number of full chunks the document has; 0 for remainder chunks, whose documents may have any."""
 
-    def chunks(self, lengths: np.ndarray, seq_length: int) -> np.ndarray:
-        """The chunks, given the documents' lengths: int64 [k, 3] of document, offset, length (tokens)."""
-        rows = np.empty((len(self.documents), 3), dtype=np.int64)
-        rows[:, 0] = self.documents
+    def spans(self, starts: np.ndarray | int, ends: np.ndarray, seq_length: int) -> np.ndarray:
+        """Where the chunks begin and end, given where their documents do: int64 [k, 2].
+
+        Args:
+            starts, ends: int64 [k], tokens from anywhere, such as from the start of each document or of a file.
+        """
+        spans = np.empty((len(self.documents), 2), dtype=np.int64)
         if self.full_chunk is None:
-            rows[:, 2] = lengths % seq_length
-            rows[:, 1] = lengths - rows[:, 2]
+            spans[:, 0], spans[:, 1] = ends - (ends - starts) % seq_length, ends
         else:
-            rows[:, 1], rows[:, 2] = self.full_chunk * seq_length, seq_length
-        return rows
+            spans[:, 0] = starts + self.full_chunk * seq_length
+            spans[:, 1] = spans[:, 0] + seq_length
+        return spans
 
 
 @dataclass(frozen=True)
@@ -178,7 +181,8 @@ class Packing:
     def __getitem__(self, sequence: int) -> np.ndarray:
         """int64 [k, 3]: document, offset and length (tokens) of each chunk of the sequence, in order."""
         entry = self.table.entry(sequence)
-        return entry.chunks(self.lengths[entry.documents].astype(np.int64), self.table.seq_length)
+        spans = entry.spans(0, self.lengths[entry.documents].astype(np.int64), self.table.seq_length)
+        return np.column_stack([entry.documents, spans[:, 0], spans[:, 1] - spans[:, 0]])
 
 
 def pack(lengths: Any, seq_length: int, max_documents_per_sequence: int | None = None) -> Packing:

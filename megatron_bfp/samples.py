@@ -7,15 +7,14 @@ exactly once. Where there is a target is decided by position from the index, nev
 equal EOD, and EOD may occur inside a text.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from .indexed_dataset import IndexedDataset
 
 
-@dataclass(frozen=True)
-class Sample:
+class Sample(NamedTuple):
     """The arrays of one sample of L positions. Each is freshly made; none shares memory with another sample's."""
 
     tokens: np.ndarray
@@ -52,26 +51,30 @@ def build_sample(
     """
     tokens = np.zeros(seq_length, dtype=np.int64)
     labels = np.zeros(seq_length, dtype=np.int64)
-    loss_mask = np.zeros(seq_length, dtype=np.float32)
-    position_ids = np.arange(seq_length, dtype=np.int64)
-    cu_seqlens = np.full(seq_length + 1, seq_length, dtype=np.int32)
-    cu_seqlens[0] = end = 0
-    for i, (chunk_start, chunk_end, document_end) in enumerate(positions.tolist()):
+    boundaries, without_label, longest = [0], [], 0
+    end = 0
+    for chunk_start, chunk_end, document_end in positions.tolist():
         begin, end = end, end + chunk_end - chunk_start
         next_end = min(chunk_end + 1, document_end)  # one token more where the document goes on: the last target
-        num_targets = next_end - chunk_start - 1
         found = dataset.tokens(chunk_start, next_end - chunk_start)
         tokens[begin:end] = found[: end - begin]
-        labels[begin : begin + num_targets] = found[1:]
-        loss_mask[begin : begin + num_targets] = 1.0
-        cu_seqlens[i + 1] = end
-        if reset_position_ids:
-            position_ids[begin:end] -= begin
-    if reset_position_ids:
-        position_ids[end:] -= end
+        labels[begin : begin + len(found) - 1] = found[1:]
+        if next_end == chunk_end:
+            without_label.append(end - 1)
+        boundaries.append(end)
+        longest = max(longest, end - begin)
+    loss_mask = np.zeros(seq_length, dtype=np.float32)
+    loss_mask[:end] = 1.0
+    loss_mask[without_label] = 0.0
     if masked_input is not None:
         loss_mask[:end][tokens[:end] == masked_input] = 0.0
-    max_seqlen = np.asarray(np.diff(cu_seqlens[: len(positions) + 2]).max())
+    position_ids = np.arange(seq_length, dtype=np.int64)
+    if reset_position_ids:
+        position_ids -= np.repeat(boundaries, np.diff(boundaries, append=seq_length))
+    cu_seqlens = np.empty(seq_length + 1, dtype=np.int32)
+    cu_seqlens[: len(boundaries)] = boundaries
+    cu_seqlens[len(boundaries) :] = seq_length
+    max_seqlen = np.array(max(longest, seq_length - end), dtype=np.int32)
     return Sample(tokens, labels, loss_mask, position_ids, cu_seqlens, max_seqlen)
 
 

@@ -74,7 +74,8 @@ class SequenceIndex:
             IndexError: no such sequence.
             SequenceIndexError: the entry contradicts the dataset or the sequence length.
         """
-        return self._read(sequence)[0]
+        documents, starts, spans, _ = self._read(sequence)
+        return np.column_stack([documents, spans[:, 0] - starts, spans[:, 1] - spans[:, 0]])
 
     def positions(self, sequence: int) -> np.ndarray:
         """Where the chunks of one sequence lie in the .bin.
@@ -85,26 +86,28 @@ class SequenceIndex:
         Raises:
             As ``chunks``.
         """
-        chunks, starts, ends = self._read(sequence)
-        chunk_starts = starts + chunks[:, 1]
-        return np.stack([chunk_starts, chunk_starts + chunks[:, 2], ends], axis=1)
+        _, _, spans, ends = self._read(sequence)
+        positions = np.empty((len(ends), 3), dtype=np.int64)
+        positions[:, :2], positions[:, 2] = spans, ends
+        return positions
 
-    def _read(self, sequence: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Chunks, and the starts and ends of their documents in the .bin."""
+    def _read(self, sequence: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Documents, their starts, the spans of the chunks, and the documents' ends, in tokens of the .bin."""
         entry = self.table.entry(sequence)
-        first, last = entry.documents.min(), entry.documents.max()
-        if first < self.key.first_document or last >= self.key.end_document:
-            self._refuse(sequence, f"names document {last if first >= self.key.first_document else first}")
-        starts, ends = self.dataset.spans(entry.documents)
-        lengths = ends - starts
-        if entry.full_chunk is not None and entry.full_chunks != lengths[0] // self.key.seq_length:
-            self._refuse(sequence, f"does not match the length of document {first}")
-        chunks = entry.chunks(lengths, self.key.seq_length)
-        if chunks[:, 2].min() < 1:
+        documents = entry.documents
+        known = (documents >= self.key.first_document) & (documents < self.key.end_document)
+        if np.count_nonzero(known) < len(documents):
+            self._refuse(sequence, f"names document {documents[np.argmin(known)]}")
+        starts, ends = self.dataset.spans(documents)
+        if entry.full_chunk is not None and entry.full_chunks != (ends[0] - starts[0]) // self.key.seq_length:
+            self._refuse(sequence, f"does not match the length of document {documents[0]}")
+        spans = entry.spans(starts, ends, self.key.seq_length)
+        lengths = spans[:, 1] - spans[:, 0]
+        if np.count_nonzero(lengths) < len(lengths):
             self._refuse(sequence, "has an empty chunk")
-        if chunks[:, 2].sum() > self.key.seq_length:
+        if lengths.sum() > self.key.seq_length:
             self._refuse(sequence, "has more tokens than fit")
-        return chunks, starts, ends
+        return documents, starts, spans, ends
 
     def _refuse(self, sequence: int, reason: str) -> None:
         raise damaged(self.path, self.dataset, f"sequence {sequence} {reason}")

@@ -174,7 +174,7 @@ def test_pointers_deep_inside_are_checked_at_the_read_and_by_a_full_check(tmp_pa
     dataset = IndexedDataset(str(tmp_path / "data"))
     assert dataset.document(49_000).tolist() == [1, 2]
     for document in (49_999, 50_000):
-        with pytest.raises(IndexedDatasetError, match="document"):
+        with pytest.raises(IndexedDatasetError, match=f"sequence {document};"):
             dataset.document(document)
     with pytest.raises(IndexedDatasetError, match="sequence 49999"):
         dataset.check_pointers()

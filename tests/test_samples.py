@@ -79,7 +79,7 @@ def test_boundaries_are_the_chunks_and_then_the_padding(lengths, seq_length, tmp
 @pytest.mark.parametrize("lengths", [[5], [20], [3, 4, 1, 1], [8], [1] * 8])
 def test_shapes_and_dtypes(write_dataset, lengths):
     for sample in samples_of(write_dataset(documents_of(lengths)), 8):
-        forms = {name: (array.dtype, array.shape) for name, array in vars(sample).items()}
+        forms = {name: (array.dtype, array.shape) for name, array in sample._asdict().items()}
         assert forms == {
             "tokens": (np.int64, (8,)),
             "labels": (np.int64, (8,)),
@@ -119,10 +119,10 @@ def test_two_reads_are_equal_and_share_no_memory(write_dataset):
     dataset = write_dataset(documents_of([3, 2, 12]))
     first, second = samples_of(dataset, 8), samples_of(dataset, 8)
     for one, other in zip(first, second):
-        for name in vars(one):
+        for name in one._fields:
             assert np.array_equal(getattr(one, name), getattr(other, name))
             assert not np.shares_memory(getattr(one, name), getattr(other, name))
-    arrays = list(vars(first[0]).values())
+    arrays = list(first[0])
     assert not any(np.shares_memory(a, b) for i, a in enumerate(arrays) for b in arrays[:i])
 
 
