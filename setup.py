@@ -10,6 +10,7 @@ version = re.search(r'__version__ = "(.+?)"', (here / "megatron_bfp" / "__init__
 
 TOKENIZERS = "tokenizers>=0.23,<0.24"
 TQDM = "tqdm>=4.66,<5"
+MATPLOTLIB = "matplotlib>=3.10,<3.12"
 
 setup(
     name="megatron-bfp",
@@ -25,9 +26,15 @@ setup(
     extras_require={
         "preprocess": [TOKENIZERS, TQDM],
         "deepspeed": ["deepspeed>=0.19.8,<0.20", "torch>=2.13,<2.14", "megatron-core>=0.16.1,<0.20", TOKENIZERS],
+        "report": [MATPLOTLIB],
         "flash-attn": ["flash-attn>=2.7,<3"],
         "ray": ["ray>=2.60,<3"],
-        "test": ["pytest>=9,<10", "hypothesis>=6.150,<7", TOKENIZERS, TQDM],
+        "test": ["pytest>=9,<10", "hypothesis>=6.150,<7", TOKENIZERS, TQDM, MATPLOTLIB],
     },
-    entry_points={"console_scripts": ["megatron-bfp-preprocess = megatron_bfp.preprocessing.command:console"]},
+    entry_points={
+        "console_scripts": [
+            "megatron-bfp-preprocess = megatron_bfp.preprocessing.command:console",
+            "megatron-bfp-report = megatron_bfp.report_command:console",
+        ]
+    },
 )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from .command_line import Parser, run
 from .index_verification import verify_all
 from .progress import terminal_progress
-from .report import format_table
+from .tables import format_table
 
 
 def main(argv: Sequence[str] | None = None) -> None:

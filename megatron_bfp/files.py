@@ -15,6 +15,20 @@ def sync_file(path: str) -> None:
         os.close(descriptor)
 
 
+def write_whole(path: str, content: bytes) -> None:
+    """Write a file under its name only when all of it is on disk."""
+    temporary = f"{path}.{os.getpid()}.part"
+    try:
+        with open(temporary, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        if os.path.exists(temporary):
+            os.remove(temporary)
+
+
 @contextmanager
 def locked_directory(path: str) -> Iterator[bool]:
     """Hold the exclusive lock of a directory; waits for whoever holds it.

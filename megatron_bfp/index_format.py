@@ -99,7 +99,7 @@ def metadata(
     for name in ARRAYS:
         path = os.path.join(directory, f"{name}.npy")
         files[f"{name}.npy"] = {"bytes": os.path.getsize(path), "sha256": file_sha256(path)}
-    fingerprint = sampled_fingerprint(dataset.idx_content) | {"sha256": hashlib.sha256(dataset.idx_content).hexdigest()}
+    fingerprint = sampled_fingerprint(dataset.idx_content) | {"sha256": dataset.idx_sha256()}
     return {
         "counts": {
             "documents": census.num_documents,

@@ -9,6 +9,7 @@ import numpy as np
 from .errors import SequenceIndexError
 from .index_format import ARRAYS, cached_index_directory, canonical_json, damaged, index_directory, metadata
 from .indexed_dataset import IndexedDataset
+from .memory_maps import expect_next
 from .packing import BLOCK, Census, Progress, take_census, without_progress
 from .sequence_index import SequenceIndex
 
@@ -22,7 +23,7 @@ def verify_all(
         SequenceIndexError: one is wrong, or there is none.
         IndexedDatasetError: the dataset is wrong.
     """
-    dataset = IndexedDataset(prefix)
+    dataset = IndexedDataset(prefix, needs_bin=False)
     dataset.check_pointers()
     places = [index_directory(prefix)] + ([cached_index_directory(dataset, cache_path)] if cache_path else [])
     paths = [
@@ -87,7 +88,7 @@ def _check_coverage(index: SequenceIndex, lengths: Any, census: Census, progress
     ):
         step = max(1, BLOCK // chunks)
         for first in range(0, count, step):
-            rows = table.document_ids[entry + first * chunks : entry + min(first + step, count) * chunks]
+            rows = expect_next(table.document_ids, entry + first * chunks, entry + min(first + step, count) * chunks)
             documents = rows.astype(np.int64) - key.first_document
             if documents.min() < 0 or documents.max() >= len(lengths):
                 refuse("document_ids.npy names documents outside the range")

@@ -265,7 +265,7 @@ def take_census(lengths: Any, seq_length: int, progress: Progress = without_prog
     remainders = np.zeros(seq_length, dtype=np.int64)
     num_empty = num_tokens = 0
     long_blocks = [np.empty((0, 2), dtype=np.int64)]
-    for first, block in progress(_blocks(lengths), _num_blocks(lengths), "counting lengths"):
+    for first, block in progress(blocks_of(lengths), num_blocks(lengths), "counting lengths"):
         for wrong in (block < 0, block > LONGEST_DOCUMENT):
             if wrong.any():
                 document = int(np.argmax(wrong))
@@ -362,7 +362,7 @@ def sort_documents(
     seq_length = len(remainders)
     next_place = remainders.sum() - np.cumsum(remainders)  # after all longer ones
     sorted_ids = np.empty(int(remainders.sum()), dtype=dtype)
-    for first, block in progress(_blocks(lengths), _num_blocks(lengths), "sorting documents"):
+    for first, block in progress(blocks_of(lengths), num_blocks(lengths), "sorting documents"):
         chunks = _remainders(block, seq_length)
         order = _stable_order(chunks)[np.count_nonzero(chunks == 0) :]
         chunks = chunks[order]
@@ -417,19 +417,21 @@ def run_rows(runs: list[Run], first_sequence: int) -> np.ndarray:
     return rows[np.diff(rows[:, 2], prepend=0) != 0]
 
 
-def _per_sequence(space: int, length: int, chunks: int, cap: int | None) -> int:
-    """How many more chunks of ``length`` a sequence takes."""
-    fitting = space // length
-    return fitting if cap is None else min(fitting, cap - chunks)
-
-
-def _blocks(lengths: Any) -> Iterator[tuple[int, np.ndarray]]:
+def blocks_of(lengths: Any) -> Iterator[tuple[int, np.ndarray]]:
+    """Lengths in blocks of ``BLOCK`` documents, each with the number of its first document."""
     for first in range(0, len(lengths), BLOCK):
         yield first, lengths[first : first + BLOCK]
 
 
-def _num_blocks(lengths: Any) -> int:
+def num_blocks(lengths: Any) -> int:
+    """How many blocks ``blocks_of`` yields."""
     return -(-len(lengths) // BLOCK)
+
+
+def _per_sequence(space: int, length: int, chunks: int, cap: int | None) -> int:
+    """How many more chunks of ``length`` a sequence takes."""
+    fitting = space // length
+    return fitting if cap is None else min(fitting, cap - chunks)
 
 
 def _remainders(block: np.ndarray, seq_length: int) -> np.ndarray:

@@ -26,6 +26,7 @@ from .index_format import (
     sampled_fingerprint,
 )
 from .indexed_dataset import IndexedDataset, idx_path
+from .memory_maps import expect_scattered_reads
 from .packing import SequenceTable, id_dtype
 
 
@@ -194,6 +195,7 @@ def _open_table(path: str, key: IndexKey, metadata: dict[str, Any], dataset: Ind
             if os.path.getsize(file_path) != described["bytes"]:
                 raise ValueError("its size is not what index.json says")
             arrays[name] = np.asarray(np.load(file_path, mmap_mode="r", allow_pickle=False))
+            expect_scattered_reads(arrays[name])
             if name == "runs":  # small whatever the corpus: read and checked whole
                 with open(file_path, "rb") as file:
                     content = file.read()

@@ -60,11 +60,26 @@ def test_what_was_written_is_read(documents, mmap, tmp_path_factory):
     flat = [[token for sequence in document for token in sequence] for document in documents]
     assert [dataset.document(i).tolist() for i in range(dataset.num_documents)] == flat
     lengths = dataset.document_lengths
-    assert lengths[:].tolist() == [len(document) for document in flat]
-    assert lengths[2:5].tolist() == [len(document) for document in flat[2:5]]
-    if flat:
-        assert lengths[np.arange(len(flat))].tolist() == [len(document) for document in flat]
-        assert lengths.range(1, len(flat))[0:2].tolist() == [len(document) for document in flat[1:3]]
+    for _ in range(2):  # the second pass does not check again what was checked
+        assert lengths[:].tolist() == [len(document) for document in flat]
+        assert lengths[2:5].tolist() == [len(document) for document in flat[2:5]]
+    part = dataset.document_lengths.range(min(1, len(flat)), len(flat))
+    for first in (*range(len(flat)), *range(len(flat))):
+        assert part[first : first + 2].tolist() == [len(document) for document in flat[1:][first : first + 2]]
+
+
+def test_an_idx_alone_has_lengths_and_no_tokens(tmp_path):
+    write(tmp_path / "data", documents_of([3, 0, 5]))
+    (tmp_path / "data.bin").rename(tmp_path / "elsewhere.bin")
+    with pytest.raises(IndexedDatasetError, match="data.bin: no such file"):
+        IndexedDataset(str(tmp_path / "data"))
+    dataset = pickle.loads(pickle.dumps(IndexedDataset(str(tmp_path / "data"), needs_bin=False)))
+    assert dataset.document_lengths[:].tolist() == [3, 0, 5] and dataset.num_tokens == 8
+    with pytest.raises(IndexedDatasetError, match="opened for lengths alone"):
+        dataset.document(0)
+    (tmp_path / "data.bin").write_bytes(b"1234")
+    with pytest.raises(IndexedDatasetError, match="has 4 bytes"):
+        IndexedDataset(str(tmp_path / "data"), needs_bin=False)
 
 
 def test_blocks_of_documents_and_single_documents_write_the_same(tmp_path):

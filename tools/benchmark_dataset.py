@@ -30,7 +30,7 @@ from megatron_bfp import BFPGPTDataset, BFPGPTDatasetConfig  # noqa: E402
 from megatron_bfp.command_line import Parser, run  # noqa: E402
 from megatron_bfp.indexed_dataset import IndexedDatasetWriter  # noqa: E402
 from megatron_bfp.packing import checked_count  # noqa: E402
-from megatron_bfp.report import format_table  # noqa: E402
+from megatron_bfp.tables import format_table  # noqa: E402
 
 LARGEST_MASK = 1 << 28
 """Bytes of a dense mask above which a contender that makes one is left out."""

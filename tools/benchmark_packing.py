@@ -27,7 +27,7 @@ from megatron_bfp.command_line import Parser, run  # noqa: E402
 from megatron_bfp.errors import InputError, OptionError  # noqa: E402
 from megatron_bfp.indexed_dataset import IndexedDataset  # noqa: E402
 from megatron_bfp.packing import checked_count  # noqa: E402
-from megatron_bfp.report import format_table  # noqa: E402
+from megatron_bfp.tables import format_table  # noqa: E402
 
 SIMULATED = "simulated RefinedWeb, lognormal(5.84, 0.98)"
 PAPER_SECONDS = {10**6: (17, 10), 10**7: (205, 106), 10**8: (2311, 1066), 10**9: (26354, 10816)}
@@ -169,7 +169,7 @@ def given_lengths(path: str) -> np.ndarray:
         InputError: it is neither.
     """
     if not path.endswith(".npy"):
-        return np.asarray(IndexedDataset(path.removesuffix(".idx")).document_lengths[:])
+        return np.asarray(IndexedDataset(path.removesuffix(".idx"), needs_bin=False).document_lengths[:])
     try:
         lengths = np.load(path, allow_pickle=False)
     except (OSError, ValueError) as error:

@@ -14,9 +14,10 @@ from ..index_format import IndexKey, document_range, index_directory
 from ..indexed_dataset import IndexedDataset, bin_path, idx_path
 from ..packing import checked_cap, checked_count
 from ..progress import terminal_progress
-from ..report import cut_by_concatenation, cut_by_packing, format_table
+from ..report import count_cuts
 from ..sequence_index import SequenceIndex
 from ..splits import SPLIT_NAMES, split_fractions
+from ..tables import format_table
 from .dataset import TokenizerOptions, write_datasets
 
 NAME = "preprocess_bfp"
@@ -30,7 +31,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     """
     options = _parse(argv)
     if options.indexed:
-        datasets, empty = [IndexedDataset(prefix) for prefix in options.indexed], [0] * len(options.indexed)
+        datasets, empty = (
+            [IndexedDataset(prefix, needs_bin=False) for prefix in options.indexed],
+            [0] * len(options.indexed),
+        )
     else:
         datasets, empty = _write(options)
     rows = [row for dataset in datasets for row in _build_indexes(dataset, options)]
@@ -168,9 +172,10 @@ def _print_indexes(rows: list[tuple[str, SequenceIndex]]) -> None:
             [os.path.basename(index.dataset.prefix), key.name, split, *(found[name] for name in names), share]
         )
         lengths = index.dataset.document_lengths.range(key.first_document, key.end_document)
-        concatenation, packing = cut_by_concatenation(lengths, key.seq_length), cut_by_packing(index)
-        for way, cut in (("concatenation", concatenation), ("packing", packing)):
-            cuts.append([*counts[-1][:3], way, cut.documents, cut.needlessly])
+        fitting, longer = count_cuts(lengths, key.seq_length, [key.seq_length], terminal_progress)
+        for way in ("concatenation", "packing"):
+            needlessly, needed = (getattr(found, f"cut_by_{way}") for found in (fitting, longer))
+            cuts.append([*counts[-1][:3], way, needlessly + needed, needlessly])
     print(format_table(header, counts))
     print()
     print(format_table([*header[:3], "cut by", "documents cut", "of these, at most seq_length tokens long"], cuts))

@@ -1,0 +1,95 @@
+"""``megatron-bfp-report``, also ``tools/report_bfp.py``: what packing would save and cost on a dataset."""
+
+import os
+from collections.abc import Sequence
+
+from .command_line import Parser, run
+from .errors import InputError, OptionError
+from .files import write_whole
+from .index_format import document_range
+from .indexed_dataset import IndexedDataset
+from .packing import checked_cap, checked_count
+from .progress import terminal_progress
+from .report import make_report, megatron_order
+from .report_pages import check_drawing, draw, to_json, to_markdown
+from .splits import split_fractions
+
+NAME = "report_bfp"
+CAPS = (32, 128)
+"""Limits on the documents of a sequence that are compared where none are given."""
+FIGURE = "truncations.png"
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Parse the command line and do what it says.
+
+    Raises:
+        BFPError: bad options or input.
+    """
+    parser = Parser(prog=NAME, description="What best-fit packing saves and costs on a dataset, beside concatenation.")
+    parser.add_argument("prefix", metavar="PREFIX", help="the dataset's path without .bin or .idx")
+    parser.add_argument("--seq-length", nargs="+", type=int, required=True, metavar="L", help="tokens a sequence")
+    parser.add_argument("--output", metavar="DIR", help="write report.md, report.json and truncations.png there")
+    parser.add_argument("--seed", type=int, default=1234, help="Megatron's, which orders documents (default: 1234)")
+    parser.add_argument("--split", help="as in training: report on its train split (default: all documents)")
+    parser.add_argument(
+        "--max-documents-per-sequence", nargs="+", type=int, default=CAPS, metavar="N", help="limits to compare"
+    )
+    options = parser.parse_args(argv)
+    lengths = [checked_count("--seq-length", seq_length) for seq_length in options.seq_length]
+    caps = [None, *(checked_cap(cap) for cap in options.max_documents_per_sequence)]
+    fractions = split_fractions(options.split)[0] if options.split else (0.0, 1.0)
+    if not 0 <= options.seed < 1 << 32:
+        raise OptionError(f"--seed {options.seed}: give an integer from 0 to 2**32 - 1, as numpy takes it")
+    if fractions is None:
+        raise OptionError(f"--split {options.split}: its train split has no documents")
+    if options.output:
+        _check_output(options.output)
+    dataset = IndexedDataset(options.prefix, needs_bin=False)
+    first, end = document_range(fractions, dataset.num_documents)
+    ordered = megatron_order(dataset.document_lengths.range(first, end), options.seed, terminal_progress)
+    reports = [make_report(ordered, seq_length, caps, terminal_progress) for seq_length in lengths]
+    text = to_markdown(options.prefix, _order(dataset, options.seed, first, end), reports)
+    print(text, flush=True)
+    if options.output:
+        title = {"dataset": options.prefix, "documents": [first, end], "seed": options.seed}
+        _write(options.output, text, to_json(title, reports), draw(reports))
+
+
+def console() -> int:
+    """Run the command; returns its exit status: 0 done, 2 bad options or input, 130 interrupted."""
+    return run(main, NAME)
+
+
+def _order(dataset: IndexedDataset, seed: int, first: int, end: int) -> str:
+    """The sentence on the order of documents under concatenation."""
+    sentence = (
+        f"Documents {first} to {end} of {dataset.num_documents}. Concatenation joins them in the order of "
+        f"megatron-core's GPTDataset with --seed {seed}, one epoch, and cuts every L tokens."
+    )
+    if dataset.num_sequences != dataset.num_documents:
+        sentence += " Documents of several sequences are counted as if it kept these together."
+    return sentence
+
+
+def _check_output(directory: str) -> None:
+    """Refuse what could not be written, before the work."""
+    check_drawing()
+    try:
+        os.makedirs(directory, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--output {directory}: {error.strerror}") from None
+    if not os.access(directory, os.W_OK):
+        raise InputError(f"--output {directory}: not writable")
+
+
+def _write(directory: str, text: str, figures: str, image: bytes) -> None:
+    text += f"![Truncations by document length]({FIGURE})\n"
+    contents = {"report.md": text.encode(), "report.json": figures.encode(), FIGURE: image}
+    for name, content in contents.items():
+        path = os.path.join(directory, name)
+        try:
+            write_whole(path, content)
+        except OSError as error:
+            raise InputError(f"{path}: cannot be written: {error.strerror}") from None
+        print(f"wrote {path}")
