@@ -18,17 +18,8 @@ from .errors import OptionError, SequenceIndexError
 from .files import locked_directory, sync_file
 from .index_format import IndexKey, build_command, cached_index_directory, canonical_json, index_directory, metadata
 from .indexed_dataset import IndexedDataset
-from .packing import (
-    Progress,
-    count_sequences,
-    id_dtype,
-    place_documents,
-    plan_runs,
-    run_rows,
-    sort_documents,
-    take_census,
-    without_progress,
-)
+from .packing import count_sequences, id_dtype, place_documents, plan_runs, run_rows, sort_documents, take_census
+from .progress import Progress, without_progress
 from .sequence_index import SequenceIndex
 
 LEFTOVER_SECONDS = 24 * 3600
@@ -142,7 +133,7 @@ def _write(dataset: IndexedDataset, key: IndexKey, directory: str, progress: Pro
     np.save(os.path.join(directory, "runs.npy"), run_rows(runs, census.num_full_chunks), allow_pickle=False)
     np.save(os.path.join(directory, "long_documents.npy"), long_documents, allow_pickle=False)
     with open(os.path.join(directory, "index.json"), "wb") as file:
-        file.write(canonical_json(metadata(key, census, count_sequences(census, runs), directory, dataset)))
+        file.write(canonical_json(metadata(key, census, count_sequences(census, runs), directory, dataset, progress)))
     for name in os.listdir(directory):
         sync_file(os.path.join(directory, name))
     sync_file(directory)

@@ -24,10 +24,14 @@ import numpy as np
 
 from .errors import OptionError, SequenceIndexError
 from .indexed_dataset import IndexedDataset
+from .memory_maps import expect_next
 from .packing import Census, checked_cap, checked_count
+from .progress import Progress, without_progress
 
 FORMAT = "megatron_bfp sequence index"
 VERSION = 1
+HASHED_BYTES = 1 << 24
+"""Bytes hashed in one step."""
 ARRAYS = ("document_ids", "long_documents", "runs")
 NAME = re.compile(r"s([1-9][0-9]*)-d(0|[1-9][0-9]*)-(0|[1-9][0-9]*)(?:-m([1-9][0-9]*))?")
 
@@ -92,14 +96,19 @@ def cached_index_directory(dataset: IndexedDataset, cache_path: str) -> str:
 
 
 def metadata(
-    key: IndexKey, census: Census, num_sequences: int, directory: str, dataset: IndexedDataset
+    key: IndexKey,
+    census: Census,
+    num_sequences: int,
+    directory: str,
+    dataset: IndexedDataset,
+    progress: Progress = without_progress,
 ) -> dict[str, Any]:
     """What index.json must say, from the data itself."""
     files = {}
     for name in ARRAYS:
         path = os.path.join(directory, f"{name}.npy")
-        files[f"{name}.npy"] = {"bytes": os.path.getsize(path), "sha256": file_sha256(path)}
-    fingerprint = sampled_fingerprint(dataset.idx_content) | {"sha256": dataset.idx_sha256()}
+        files[f"{name}.npy"] = {"bytes": os.path.getsize(path), "sha256": file_sha256(path, progress)}
+    fingerprint = sampled_fingerprint(dataset.idx_content) | {"sha256": idx_sha256(dataset, progress)}
     return {
         "counts": {
             "documents": census.num_documents,
@@ -143,12 +152,20 @@ def sampled_fingerprint(content: np.ndarray) -> dict[str, Any]:
     return {"bytes": size, "sampled_sha256": digest.hexdigest()}
 
 
-def file_sha256(path: str) -> str:
+def file_sha256(path: str, progress: Progress) -> str:
     """sha256 of a whole file, in hexadecimal."""
-    digest = hashlib.sha256()
+    digest, size = hashlib.sha256(), os.path.getsize(path)
     with open(path, "rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
+        for _ in progress(range(0, size, HASHED_BYTES), -(-size // HASHED_BYTES), f"hashing {os.path.basename(path)}"):
+            digest.update(file.read(HASHED_BYTES))
+    return digest.hexdigest()
+
+
+def idx_sha256(dataset: IndexedDataset, progress: Progress) -> str:
+    """sha256 of the .idx as it was when it was opened, in hexadecimal."""
+    digest, size = hashlib.sha256(), len(dataset.idx_content)
+    for first in progress(range(0, size, HASHED_BYTES), -(-size // HASHED_BYTES), "hashing the .idx"):
+        digest.update(expect_next(dataset.idx_content, first, first + HASHED_BYTES))
     return digest.hexdigest()
 
 

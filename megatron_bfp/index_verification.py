@@ -10,7 +10,8 @@ from .errors import SequenceIndexError
 from .index_format import ARRAYS, cached_index_directory, canonical_json, damaged, index_directory, metadata
 from .indexed_dataset import IndexedDataset
 from .memory_maps import expect_next
-from .packing import BLOCK, Census, Progress, take_census, without_progress
+from .packing import BLOCK, Census, take_census
+from .progress import Progress, without_progress
 from .sequence_index import SequenceIndex
 
 
@@ -24,7 +25,7 @@ def verify_all(
         IndexedDatasetError: the dataset is wrong.
     """
     dataset = IndexedDataset(prefix, needs_bin=False)
-    dataset.check_pointers()
+    dataset.check_pointers(progress)
     places = [index_directory(prefix)] + ([cached_index_directory(dataset, cache_path)] if cache_path else [])
     paths = [
         os.path.join(place, name)
@@ -51,7 +52,7 @@ def verify(path: str, dataset: IndexedDataset, progress: Progress = without_prog
     lengths = dataset.document_lengths.range(index.key.first_document, index.key.end_document)
     census = take_census(lengths, index.key.seq_length, progress)
     try:
-        expected = metadata(index.key, census, index.table.num_sequences, path, dataset)
+        expected = metadata(index.key, census, index.table.num_sequences, path, dataset, progress)
         with open(os.path.join(path, "index.json"), "rb") as file:
             found = file.read()
         names = set(os.listdir(path))

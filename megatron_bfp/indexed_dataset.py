@@ -10,7 +10,6 @@ A document is read as one range of tokens. Its length and its pointers state the
 compares the two, so that a damaged .idx gives an error and not other tokens.
 """
 
-import hashlib
 import os
 import struct
 from typing import Any, NoReturn
@@ -20,6 +19,7 @@ import numpy as np
 from .errors import IndexedDatasetError, InputError
 from .files import open_exclusively, sync_file
 from .memory_maps import expect_next, expect_scattered_reads
+from .progress import Progress, without_progress
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
@@ -28,9 +28,8 @@ TOKEN_DTYPES = {1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 
 """Megatron's dtype codes that can hold tokens; its codes 6 and 7 are floating point."""
 CHECKED_AT_OPEN = 1 << 15
 """Pointers at each end of the .idx that are checked at open; the rest by ``check_pointers`` and at each read."""
-
-PASS_BYTES = 1 << 24
-"""Bytes of the .idx hashed at once."""
+CHECKED_AT_ONCE = 1 << 20
+"""Pointers in one step of a full check."""
 
 
 def bin_path(prefix: str) -> str:
@@ -162,23 +161,22 @@ class IndexedDataset:
         starts, ends = self.spans(np.array([document]))
         return self.tokens(int(starts[0]), int(ends[0] - starts[0]))
 
-    def idx_sha256(self) -> str:
-        """sha256 of the .idx as it was when it was opened, in hexadecimal."""
-        digest = hashlib.sha256()
-        for first in range(0, len(self.idx_content), PASS_BYTES):
-            digest.update(expect_next(self.idx_content, first, first + PASS_BYTES))
-        return digest.hexdigest()
-
-    def check_pointers(self) -> None:
+    def check_pointers(self, progress: Progress = without_progress) -> None:
         """Check every length and pointer of the .idx, in one pass.
 
         Raises:
             IndexedDatasetError: one is impossible.
         """
-        for first in range(0, self.num_sequences, 1 << 20):
-            self._check_sequences(first, min(first + (1 << 20), self.num_sequences))
-        for first in range(0, self.num_documents, 1 << 20):
-            self._check_documents(first, min(first + (1 << 20), self.num_documents))
+        step = CHECKED_AT_ONCE
+        for first in progress(range(0, self.num_sequences, step), -(-self.num_sequences // step), "checking pointers"):
+            end = min(first + step, self.num_sequences)
+            expect_next(self.sequence_lengths, first, end)
+            expect_next(self.sequence_pointers, first, end)
+            self._check_sequences(first, end)
+        for first in progress(range(0, self.num_documents, step), -(-self.num_documents // step), "checking documents"):
+            end = min(first + step, self.num_documents)
+            expect_next(self.document_indices, first, end)
+            self._check_documents(first, end)
 
     def _read_idx(self) -> None:
         path = idx_path(self.prefix)

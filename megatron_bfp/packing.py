@@ -21,13 +21,14 @@ decided by their order alone; training order is shuffled afterwards, so nothing 
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from .errors import OptionError
+from .progress import Progress, without_progress
 
 BLOCK = 1 << 18
 """Documents handled at once: large enough for vectorised work, small enough to sort inside the processor's cache."""
@@ -37,14 +38,6 @@ PIECE = 1 << 22
 
 LONGEST_DOCUMENT = 1 << 40
 """Tokens; far above any document, and low enough that sums over a block stay in int64."""
-
-Progress = Callable[[Iterable, int, str], Iterable]
-"""Wraps an iterable of blocks, given their number and a description, and yields its items unchanged."""
-
-
-def without_progress(blocks: Iterable, number: int, description: str) -> Iterable:
-    """The default ``Progress``: says nothing."""
-    return blocks
 
 
 @dataclass(frozen=True)

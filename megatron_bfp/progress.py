@@ -5,10 +5,16 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 
-from .packing import Progress
+Progress = Callable[[Iterable, int | None, str], Iterable]
+"""Wraps an iterable of steps, given their number (None: unknown) and a description, and yields its items unchanged."""
 
 FIRST_SECONDS = 2.0
 LINE_SECONDS = 10.0
+
+
+def without_progress(steps: Iterable, number: int | None, description: str) -> Iterable:
+    """The default ``Progress``: says nothing."""
+    return steps
 
 
 def terminal_progress(blocks: Iterable, number: int | None, description: str) -> Iterable:

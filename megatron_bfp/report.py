@@ -12,18 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from .packing import (
-    LONGEST_DOCUMENT,
-    Census,
-    Progress,
-    Run,
-    blocks_of,
-    count_sequences,
-    num_blocks,
-    plan_runs,
-    take_census,
-    without_progress,
-)
+from .packing import LONGEST_DOCUMENT, Census, Run, blocks_of, count_sequences, num_blocks, plan_runs, take_census
+from .progress import Progress, without_progress
 
 
 @dataclass(frozen=True)

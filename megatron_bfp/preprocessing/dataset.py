@@ -21,7 +21,7 @@ import numpy as np
 
 from ..errors import InputError
 from ..indexed_dataset import IndexedDatasetWriter, optimal_dtype
-from ..packing import Progress, without_progress
+from ..progress import Progress, without_progress
 from .jsonl import LineBatch, read_batches, texts
 from .tokenizers import load_tokenizer
 
