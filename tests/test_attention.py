@@ -14,13 +14,7 @@ from megatron_helpers import build, config, initialize_megatron, model_options  
 from pretrain_model import build_model, transformer_config  # noqa: E402
 
 from megatron_bfp import OptionError  # noqa: E402
-from megatron_bfp.attention import (  # noqa: E402
-    DocumentAttention,
-    choose_kernel,
-    document_boundaries,
-    sdpa_per_document,
-    with_document_attention,
-)
+from megatron_bfp.attention import DocumentAttention, document_boundaries, with_document_attention  # noqa: E402
 
 SEQ_LENGTH = 64
 VOCAB_SIZE = 320
@@ -153,20 +147,6 @@ def rotate(tensor, positions):
     ).float()
 
 
-def test_the_kernel_equals_plain_softmax_attention():
-    torch.manual_seed(0)
-    query, key, value = (torch.randn(12, 2, heads, 8, dtype=torch.float64) for heads in (4, 2, 2))
-    cu_seqlens = torch.tensor([[0, 5, 6] + [12] * 10, [0, 12] + [12] * 11], dtype=torch.int32)
-    out = sdpa_per_document(query, key, value, cu_seqlens, 0.3, 0.0)
-    for row, row_segments in enumerate(([(0, 5), (5, 6), (6, 12)], [(0, 12)])):
-        for start, end in row_segments:
-            for position in range(start, end):
-                for head in range(4):
-                    keys, values = (t[start : position + 1, row, head // 2] for t in (key, value))
-                    weights = torch.softmax(keys @ query[position, row, head] * 0.3, dim=0)
-                    assert torch.allclose(out[position, row, head], weights @ values)
-
-
 @pytest.mark.parametrize("layer_number", [1, 4])
 @pytest.mark.parametrize("layer_scaling", [False, True])
 def test_one_document_a_row_equals_megatron_core_s_own_attention(layer_number, layer_scaling, monkeypatch):
@@ -243,10 +223,4 @@ def test_the_spec_given_is_not_changed():
     before = spec.submodules.self_attention.submodules.core_attention
     changed = with_document_attention(spec)
     assert spec.submodules.self_attention.submodules.core_attention is before
-    assert changed.submodules.self_attention.submodules.core_attention is DocumentAttention
-
-
-def test_an_unknown_kernel_is_refused_with_the_known_ones():
-    assert choose_kernel() is choose_kernel("sdpa")
-    with pytest.raises(OptionError, match="sdpa"):
-        choose_kernel("dense")
+    assert changed.submodules.self_attention.submodules.core_attention.module is DocumentAttention

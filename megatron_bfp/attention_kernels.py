@@ -1,0 +1,291 @@
+"""Kernels of causal attention inside documents. All take the rows of a micro-batch joined, documents end to end.
+
+A kernel is a function ``attend(query, key, value, segments, softmax_scale, dropout)`` of query [t, heads, head size]
+and key and value [t, groups, head size] that returns [t, heads, head size]; t is the tokens of the micro-batch.
+``KERNELS`` has one entry for each library, best first, with a function that says why it cannot be used, if so. Each
+honours the boundaries: there is none that ignores them, and none makes a mask of tokens by tokens.
+"""
+
+from collections.abc import Callable
+from functools import lru_cache
+from inspect import signature
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from .errors import OptionError
+
+
+class Segments(NamedTuple):
+    """Where documents begin and end in the joined rows of a micro-batch. Padding is a segment of its own."""
+
+    boundaries: list[int]
+    """0 < b1 < b2 < ... < t, on the host: no kernel has to wait for the GPU to know them."""
+    cu_seqlens: Tensor
+    """int32 [segments + 1], the same on the device."""
+    max_seqlen: int
+    """Tokens of the longest segment."""
+
+
+Attend = Callable[[Tensor, Tensor, Tensor, Segments, float, float], Tensor]
+
+
+class Needs(NamedTuple):
+    """What a model asks of a kernel."""
+
+    dtype: torch.dtype
+    head_size: int
+    dropout: float
+
+
+class Kernel(NamedTuple):
+    """One entry of ``KERNELS``."""
+
+    attend: Attend
+    unusable: Callable[[Needs], str | None]
+    """Why it cannot be used here; None if it can."""
+
+
+def join_rows(cu_seqlens: Tensor, device: torch.device | str | None = None) -> Segments:
+    """The segments of a micro-batch.
+
+    Args:
+        cu_seqlens: int32 [b, L + 1], a sample's ``cu_seqlens`` in each row: 0 < b1 < b2 < ... and L to the end. On the
+            host it costs nothing; on a GPU it makes the host wait once.
+        device: where ``cu_seqlens`` of the result goes; None for where it came from.
+
+    Raises:
+        OptionError: a row is not what is described above.
+    """
+    device = cu_seqlens.device if device is None else device
+    rows = cu_seqlens.to("cpu", torch.int64)
+    length = rows.shape[1] - 1
+    if length < 1 or (rows[:, 0] != 0).any() or (rows[:, -1] != length).any() or (rows.diff(dim=1) < 0).any():
+        raise OptionError("cu_seqlens: each row must rise from 0 to the sequence length, as a dataset's samples do")
+    joined = torch.unique_consecutive(rows + length * torch.arange(len(rows))[:, None])
+    cu_seqlens = joined.to(torch.int32)
+    if torch.device(device).type == "cuda":
+        cu_seqlens = cu_seqlens.pin_memory().to(device, non_blocking=True)
+    return Segments(joined.tolist(), cu_seqlens, int(joined.diff().max()))
+
+
+def choose_kernel(name: str | None, needs: Needs) -> tuple[str, Attend]:
+    """The kernel called ``name``, or the best one that can be used; with its name.
+
+    Raises:
+        OptionError: there is none of that name, or it cannot be used here.
+    """
+    if name is not None:
+        if name not in KERNELS:
+            raise OptionError(f"--attention-kernel {name}: there are {', '.join(KERNELS)}")
+        reason = KERNELS[name].unusable(needs)
+        if reason:
+            raise OptionError(f"--attention-kernel {name} cannot be used: {reason}")
+        return name, KERNELS[name].attend
+    name = next(name for name, kernel in KERNELS.items() if kernel.unusable(needs) is None)
+    return name, KERNELS[name].attend
+
+
+def sdpa_per_document(
+    query: Tensor, key: Tensor, value: Tensor, segments: Segments, softmax_scale: float, dropout: float
+) -> Tensor:
+    """torch's ``scaled_dot_product_attention``, called for each document; on any device, and the reference in tests."""
+    found = [
+        scaled_dot_product_attention(
+            *(tensor[start:end].transpose(0, 1).unsqueeze(0) for tensor in (query, key, value)),
+            dropout_p=dropout,
+            is_causal=True,
+            scale=softmax_scale,
+            enable_gqa=query.shape[1] != key.shape[1],
+        )
+        for start, end in zip(segments.boundaries, segments.boundaries[1:])
+    ]
+    return torch.cat(found, dim=2).squeeze(0).transpose(0, 1)
+
+
+def torch_varlen(
+    query: Tensor, key: Tensor, value: Tensor, segments: Segments, softmax_scale: float, dropout: float
+) -> Tensor:
+    """``torch.nn.attention.varlen``, which comes with torch (2.11 and later)."""
+    varlen_attn = _torch_varlen()
+    # before torch 2.12 grouped queries needed no flag
+    grouped = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
+    return varlen_attn(
+        query,
+        key,
+        value,
+        segments.cu_seqlens,
+        segments.cu_seqlens,
+        segments.max_seqlen,
+        segments.max_seqlen,
+        scale=softmax_scale,
+        window_size=(-1, 0),
+        **grouped,
+    )
+
+
+def flash_attention_2(
+    query: Tensor, key: Tensor, value: Tensor, segments: Segments, softmax_scale: float, dropout: float
+) -> Tensor:
+    """flash-attn 2.x."""
+    return _flash_attention_2()(
+        query,
+        key,
+        value,
+        segments.cu_seqlens,
+        segments.cu_seqlens,
+        segments.max_seqlen,
+        segments.max_seqlen,
+        dropout_p=dropout,
+        softmax_scale=softmax_scale,
+        causal=True,
+    )
+
+
+def flash_attention_3(
+    query: Tensor, key: Tensor, value: Tensor, segments: Segments, softmax_scale: float, dropout: float
+) -> Tensor:
+    """flash-attn 3, built from its hopper folder."""
+    found = _flash_attention_3()(
+        query,
+        key,
+        value,
+        segments.cu_seqlens,
+        segments.cu_seqlens,
+        segments.max_seqlen,
+        segments.max_seqlen,
+        softmax_scale=softmax_scale,
+        causal=True,
+    )
+    return found[0] if isinstance(found, tuple) else found  # its first releases returned the log-sum-exp as well
+
+
+def flash_attention_4(
+    query: Tensor, key: Tensor, value: Tensor, segments: Segments, softmax_scale: float, dropout: float
+) -> Tensor:
+    """flash-attn 4 (CuTe)."""
+    found = _flash_attention_4()(
+        query,
+        key,
+        value,
+        cu_seqlens_q=segments.cu_seqlens,
+        cu_seqlens_k=segments.cu_seqlens,
+        max_seqlen_q=segments.max_seqlen,
+        max_seqlen_k=segments.max_seqlen,
+        softmax_scale=softmax_scale,
+        causal=True,
+    )
+    return found[0] if isinstance(found, tuple) else found
+
+
+def transformer_engine_thd(
+    query: Tensor, key: Tensor, value: Tensor, segments: Segments, softmax_scale: float, dropout: float
+) -> Tensor:
+    """Transformer Engine's attention on joined rows, ``qkv_format="thd"``."""
+    tokens, heads, head_size = query.shape
+    attention = _transformer_engine_attention(heads, key.shape[1], head_size, softmax_scale, dropout)
+    found = attention(
+        query,
+        key,
+        value,
+        cu_seqlens_q=segments.cu_seqlens,
+        cu_seqlens_kv=segments.cu_seqlens,
+        max_seqlen_q=segments.max_seqlen,
+        max_seqlen_kv=segments.max_seqlen,
+    )
+    return found.view(tokens, heads, head_size)
+
+
+@lru_cache
+def _torch_varlen() -> Callable[..., Any]:
+    from torch.nn.attention.varlen import varlen_attn
+
+    if "window_size" not in signature(varlen_attn).parameters:
+        raise ImportError("torch is older than 2.11")
+    return varlen_attn
+
+
+@lru_cache
+def _flash_attention_2() -> Callable[..., Any]:
+    from flash_attn import flash_attn_varlen_func
+
+    return flash_attn_varlen_func
+
+
+@lru_cache
+def _flash_attention_3() -> Callable[..., Any]:
+    from flash_attn_interface import flash_attn_varlen_func
+
+    return flash_attn_varlen_func
+
+
+@lru_cache
+def _flash_attention_4() -> Callable[..., Any]:
+    from flash_attn.cute import flash_attn_varlen_func
+
+    return flash_attn_varlen_func
+
+
+@lru_cache
+def _transformer_engine() -> Any:
+    from transformer_engine import pytorch
+
+    return pytorch
+
+
+@lru_cache
+def _transformer_engine_attention(
+    heads: int, groups: int, head_size: int, softmax_scale: float, dropout: float
+) -> torch.nn.Module:
+    """A module without parameters; one for each shape."""
+    return _transformer_engine().DotProductAttention(
+        heads,
+        head_size,
+        num_gqa_groups=groups,
+        attention_dropout=dropout,
+        qkv_format="thd",
+        attn_mask_type="padding_causal",
+        softmax_scale=softmax_scale,
+    )
+
+
+def _fused(load: Callable[[], Any], capabilities: range, has_dropout: bool) -> Callable[[Needs], str | None]:
+    """``Kernel.unusable`` of a fused kernel.
+
+    Args:
+        load: imports it.
+        capabilities: major CUDA compute capabilities it is made for.
+        has_dropout: it can drop attention weights.
+    """
+
+    def unusable(needs: Needs) -> str | None:
+        if not torch.cuda.is_available():
+            return "there is no GPU"
+        if torch.cuda.get_device_capability()[0] not in capabilities:
+            return f"it is not made for {torch.cuda.get_device_name()}"
+        if needs.dtype not in (torch.float16, torch.bfloat16):
+            return f"it computes in bf16 or fp16, the model in {str(needs.dtype).removeprefix('torch.')}"
+        if needs.head_size % 8 or needs.head_size > 256:
+            return f"it takes head sizes that are multiples of 8 up to 256, not {needs.head_size}"
+        if needs.dropout and not has_dropout:
+            return "it has no attention dropout"
+        try:
+            load()
+        except (ImportError, OSError) as error:
+            return f"it cannot be imported: {error}"
+        return None
+
+    return unusable
+
+
+KERNELS: dict[str, Kernel] = {
+    "flash-attn-3": Kernel(flash_attention_3, _fused(_flash_attention_3, range(9, 10), False)),
+    "flash-attn-4": Kernel(flash_attention_4, _fused(_flash_attention_4, range(9, 11), False)),
+    "flash-attn": Kernel(flash_attention_2, _fused(_flash_attention_2, range(8, 13), True)),
+    "torch-varlen": Kernel(torch_varlen, _fused(_torch_varlen, range(8, 13), False)),
+    "transformer-engine": Kernel(transformer_engine_thd, _fused(_transformer_engine, range(8, 13), True)),
+    "sdpa": Kernel(sdpa_per_document, lambda needs: None),
+}
+"""By the name that ``--attention-kernel`` takes, best first."""
