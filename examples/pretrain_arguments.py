@@ -5,6 +5,7 @@ import math
 import os
 from collections.abc import Sequence
 
+from megatron_bfp.attention_kernels import KERNELS
 from megatron_bfp.command_line import Parser
 from megatron_bfp.errors import OptionError
 from megatron_bfp.packing import checked_cap, checked_count
@@ -40,6 +41,7 @@ def _add_model(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--norm-epsilon", type=float, default=1e-5)
     group.add_argument("--init-method-std", type=float, default=0.02)
     group.add_argument("--make-vocab-size-divisible-by", type=int, default=128)
+    group.add_argument("--attention-kernel", choices=tuple(KERNELS), help="default: the best that can be used")
 
 
 def _add_training(group: argparse._ArgumentGroup) -> None:
@@ -58,6 +60,9 @@ def _add_training(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--adam-eps", type=float, default=1e-8)
     group.add_argument("--clip-grad", type=float, default=1.0, help="largest norm of the gradient; 0 for no limit")
     group.add_argument("--bf16", action="store_true")
+    group.add_argument(
+        "--recompute-granularity", choices=("full",), help="full: keep only each layer's input for the backward pass"
+    )
     group.add_argument("--seed", type=int, default=1234)
     group.add_argument("--zero-stage", type=int, choices=(0, 1), default=0, help="1 accumulates bf16 gradients in fp32")
     group.add_argument("--deepspeed", action="store_true", help="accepted for existing scripts; always on")

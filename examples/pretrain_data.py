@@ -117,17 +117,20 @@ class GlobalOrderSampler:
 def micro_batches(
     dataset: Dataset, sampler: GlobalOrderSampler, num_workers: int, device: torch.device
 ) -> Iterator[dict[str, torch.Tensor]]:
-    """Micro-batches on ``device``: tokens, labels, loss_mask, position_ids [b, L] and cu_seqlens [b, L + 1]."""
+    """Micro-batches: tokens, labels, loss_mask, position_ids [b, L] on ``device``; cu_seqlens [b, L + 1] on the host,
+    where attention reads it."""
     loader = DataLoader(dataset, batch_sampler=sampler, num_workers=num_workers, pin_memory=device.type == "cuda")
     for batch in loader:
-        batch = {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
-        batch.setdefault("cu_seqlens", _one_segment_a_row(batch["tokens"]))
-        yield batch
+        cu_seqlens = batch.pop("cu_seqlens", None)
+        if cu_seqlens is None:
+            cu_seqlens = _one_segment_a_row(batch["tokens"])
+        moved = {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
+        yield moved | {"cu_seqlens": cu_seqlens}
 
 
 def _one_segment_a_row(tokens: torch.Tensor) -> torch.Tensor:
     """Boundaries for concatenation, where attention crosses documents: each row is one segment."""
     rows, seq_length = tokens.shape
-    cu_seqlens = torch.full((rows, seq_length + 1), seq_length, dtype=torch.int32, device=tokens.device)
+    cu_seqlens = torch.full((rows, seq_length + 1), seq_length, dtype=torch.int32)
     cu_seqlens[:, 0] = 0
     return cu_seqlens

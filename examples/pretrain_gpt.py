@@ -22,7 +22,7 @@ from megatron.core import parallel_state
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from pretrain_arguments import parse_arguments
 from pretrain_data import GlobalOrderSampler, build_train_dataset, micro_batches
-from pretrain_model import build_model
+from pretrain_model import attention_kernel, build_model
 from torch import distributed
 
 from megatron_bfp.attention import document_boundaries
@@ -56,6 +56,7 @@ def main() -> None:
     engine = build_engine(options, tokenizer.vocab_size, accumulation)
     iteration, consumed_samples = load_checkpoint(engine, options.load)
     log(f"samples: {len(dataset):,}; parameters: {sum(p.numel() for p in engine.module.parameters()):,}")
+    log(f"attention kernel: {attention_kernel(engine.module)}")
     sampler = GlobalOrderSampler(
         consumed_samples,
         options.train_iters * options.global_batch_size,
@@ -220,7 +221,7 @@ def train_step(engine: Any, batches: list[dict[str, torch.Tensor]]) -> StepResul
             batch["position_ids"],
             None,
             labels=batch["labels"],
-            packed_seq_params=document_boundaries(batch["cu_seqlens"]),
+            packed_seq_params=document_boundaries(batch["cu_seqlens"], batch["tokens"].device),
         )
         micro_batch_sum = (losses.float() * batch["loss_mask"]).sum()
         engine.backward(micro_batch_sum * scale)

@@ -1,14 +1,16 @@
 """megatron-core's GPTModel in the LLaMA architecture, with attention inside documents, on CPUs and GPUs."""
 
 import argparse
+import functools
 
 import torch
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.transformer.transformer_config import TransformerConfig
+from torch.utils.checkpoint import checkpoint
 
-from megatron_bfp.attention import with_document_attention
+from megatron_bfp.attention import DocumentAttention, with_document_attention
 
 
 class CPURotaryEmbedding(RotaryEmbedding):
@@ -23,6 +25,7 @@ class CPURotaryEmbedding(RotaryEmbedding):
 def transformer_config(options: argparse.Namespace) -> TransformerConfig:
     """The model's configuration; kernels that need CUDA or extra packages are off."""
     dtype = torch.bfloat16 if options.bf16 else torch.float32
+    recomputation = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
     return TransformerConfig(
         num_layers=options.num_layers,
         hidden_size=options.hidden_size,
@@ -47,6 +50,7 @@ def transformer_config(options: argparse.Namespace) -> TransformerConfig:
         masked_softmax_fusion=False,
         bias_dropout_fusion=False,
         bias_activation_fusion=False,
+        **(recomputation if options.recompute_granularity and torch.cuda.is_available() else {}),
     )
 
 
@@ -60,9 +64,10 @@ def build_model(options: argparse.Namespace, vocab_size: int) -> GPTModel:
     """
     multiple = options.make_vocab_size_divisible_by
     config = transformer_config(options)
+    layer_spec = get_gpt_layer_local_spec(normalization="RMSNorm")
     model = GPTModel(
         config=config,
-        transformer_layer_spec=with_document_attention(get_gpt_layer_local_spec(normalization="RMSNorm")),
+        transformer_layer_spec=with_document_attention(layer_spec, options.attention_kernel),
         vocab_size=-(-vocab_size // multiple) * multiple,
         max_sequence_length=options.seq_length,
         share_embeddings_and_output_weights=False,
@@ -73,4 +78,18 @@ def build_model(options: argparse.Namespace, vocab_size: int) -> GPTModel:
         model.rotary_pos_emb = CPURotaryEmbedding(
             config.kv_channels, rotary_percent=1.0, rotary_base=options.rotary_base, use_cpu_initialization=True
         )
+        if options.recompute_granularity:
+            _recompute_layers(model)
     return model
+
+
+def attention_kernel(model: torch.nn.Module) -> str:
+    """The name of the kernel that the model's attention runs."""
+    return next(module.kernel_name for module in model.modules() if isinstance(module, DocumentAttention))
+
+
+def _recompute_layers(model: GPTModel) -> None:
+    """Keep only the layers' inputs for the backward pass. megatron-core's own recomputation needs a GPU, whose random
+    number generators it saves; here there is no dropout, and nothing random to repeat."""
+    for layer in model.decoder.layers:
+        layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False)

@@ -48,7 +48,8 @@ def initialize_megatron():
 
     if not distributed.is_initialized():
         store = tempfile.NamedTemporaryFile(delete=False)
-        distributed.init_process_group("gloo", init_method=f"file://{store.name}", rank=0, world_size=1)
+        backend = "nccl" if torch.cuda.is_available() else "gloo"
+        distributed.init_process_group(backend, init_method=f"file://{store.name}", rank=0, world_size=1)
     if not parallel_state.model_parallel_is_initialized():
         parallel_state.initialize_model_parallel()
     model_parallel_cuda_manual_seed(1, inference_rng_tracker=not torch.cuda.is_available())
@@ -69,5 +70,7 @@ def model_options(**changes):
         "make_vocab_size_divisible_by": 8,
         "bf16": False,
         "seq_length": 64,
+        "attention_kernel": None,
+        "recompute_granularity": None,
     }
     return argparse.Namespace(**(options | changes))
