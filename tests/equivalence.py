@@ -171,7 +171,8 @@ def check(case, prefix, device, seq_length, vocab_size, **shape):
     errors = differences(run_packed(model, batch, accumulate), alone)
     crossing = differences(run_packed(model, without_boundaries(batch), accumulate), alone)
     tolerance = TOLERANCES[case.precision]
-    print(f"\n{case}: differences {show(errors)}; allowed {tolerance:.0e}; without boundaries {show(crossing)}")
+    allowed = f"allowed {tolerance:.0e}"
+    print(f"\n{case}: {show(errors)}; {allowed}; without boundaries {show(crossing)}")
     assert max(errors) < tolerance
     assert max(crossing.logits, crossing.gradients) > 2 * tolerance
     return errors, crossing
