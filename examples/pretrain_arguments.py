@@ -64,7 +64,9 @@ def _add_training(group: argparse._ArgumentGroup) -> None:
         "--recompute-granularity", choices=("full",), help="full: keep only each layer's input for the backward pass"
     )
     group.add_argument("--seed", type=int, default=1234)
-    group.add_argument("--zero-stage", type=int, choices=(0, 1), default=0, help="1 accumulates bf16 gradients in fp32")
+    group.add_argument("--tensor-model-parallel-size", type=int, default=1, help="ranks that share each tensor")
+    group.add_argument("--zero-stage", type=int, choices=(0, 1, 2, 3), help="default: that of --deepspeed_config, or 0")
+    group.add_argument("--deepspeed_config", metavar="FILE", help="DeepSpeed's JSON; batch sizes follow the options")
     group.add_argument("--deepspeed", action="store_true", help="accepted for existing scripts; always on")
     group.add_argument("--distributed-backend", choices=("nccl", "gloo"), help="default: nccl on GPUs, else gloo")
     group.add_argument("--local_rank", "--local-rank", type=int, default=0, help="set by the launcher")
@@ -95,7 +97,7 @@ def _add_checkpoints(group: argparse._ArgumentGroup) -> None:
 def _check(options: argparse.Namespace) -> None:
     at_least_one = ("num_layers", "hidden_size", "num_attention_heads", "num_query_groups", "micro_batch_size")
     at_least_one += ("train_iters", "seq_length", "log_interval", "num_dataset_builder_threads")
-    at_least_one += ("make_vocab_size_divisible_by", "rotary_base")
+    at_least_one += ("make_vocab_size_divisible_by", "rotary_base", "tensor_model_parallel_size")
     for name in at_least_one:
         checked_count(f"--{name.replace('_', '-')}", getattr(options, name))
     for name in ("global_batch_size", "exit_interval", "lr_decay_iters", "save_interval", "ffn_hidden_size"):
@@ -116,6 +118,9 @@ def _check(options: argparse.Namespace) -> None:
         raise OptionError("--hidden-size must be a multiple of twice --num-attention-heads (RoPE turns pairs)")
     if options.group_query_attention and options.num_attention_heads % options.num_query_groups:
         raise OptionError("--num-attention-heads must be a multiple of --num-query-groups")
+    groups = options.num_query_groups if options.group_query_attention else options.num_attention_heads
+    if groups % options.tensor_model_parallel_size:
+        raise OptionError("--tensor-model-parallel-size must divide the attention heads and --num-query-groups")
     if (options.save_interval or options.exit_interval) and not options.save:
         raise OptionError("--save-interval and --exit-interval need --save")
     if options.data_impl == "mmap" and options.max_documents_per_sequence:

@@ -16,13 +16,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import deepspeed
 import torch
 from megatron.core import parallel_state
-from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from pretrain_arguments import parse_arguments
 from pretrain_data import GlobalOrderSampler, build_train_dataset, micro_batches
-from pretrain_model import attention_kernel, build_model
+from pretrain_engine import (
+    build_engine,
+    engine_config,
+    gradient_norm,
+    initialize_distributed,
+    num_parameters,
+    set_batch_sizes,
+)
+from pretrain_model import attention_kernel
 from torch import distributed
 
 from megatron_bfp.attention import document_boundaries
@@ -52,18 +58,19 @@ def main() -> None:
     tokenizer = load_tokenizer(options.tokenizer_type, options.tokenizer_model, options.eod_token)
     device = initialize_distributed(options)
     accumulation = set_batch_sizes(options)
+    config = engine_config(options, accumulation)
     dataset = build_train_dataset(options, tokenizer)
-    engine = build_engine(options, tokenizer.vocab_size, accumulation)
+    engine = build_engine(options, tokenizer.vocab_size, config)
     iteration, consumed_samples = load_checkpoint(engine, options.load)
-    log(f"samples: {len(dataset):,}; parameters: {sum(p.numel() for p in engine.module.parameters()):,}")
+    log(f"samples: {len(dataset):,}; parameters: {num_parameters(engine):,}")
     log(f"attention kernel: {attention_kernel(engine.module)}")
     sampler = GlobalOrderSampler(
         consumed_samples,
         options.train_iters * options.global_batch_size,
         options.micro_batch_size,
         options.global_batch_size,
-        distributed.get_rank(),
-        distributed.get_world_size(),
+        parallel_state.get_data_parallel_rank(),
+        parallel_state.get_data_parallel_world_size(),
     )
     train(options, engine, micro_batches(dataset, sampler, options.num_workers, device), iteration, accumulation)
 
@@ -72,71 +79,6 @@ def log(line: str) -> None:
     """Print a line from rank 0."""
     if distributed.get_rank() == 0:
         print(line, flush=True)
-
-
-def initialize_distributed(options: argparse.Namespace) -> torch.device:
-    """Join the process groups, seed, and choose this rank's device."""
-    on_gpu = torch.cuda.is_available()
-    local_rank = int(os.environ.get("LOCAL_RANK", options.local_rank))
-    if on_gpu:
-        torch.cuda.set_device(local_rank)
-    else:
-        # DeepSpeed would compile a shared-memory operator for minutes; gloo works without it
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    deepspeed.init_distributed(options.distributed_backend or ("nccl" if on_gpu else "gloo"))
-    parallel_state.initialize_model_parallel()
-    torch.manual_seed(options.seed)
-    model_parallel_cuda_manual_seed(options.seed, inference_rng_tracker=not on_gpu)
-    return torch.device("cuda", local_rank) if on_gpu else torch.device("cpu")
-
-
-def set_batch_sizes(options: argparse.Namespace) -> int:
-    """Complete ``options.global_batch_size``.
-
-    Returns:
-        Micro-batches a rank runs for a step.
-
-    Raises:
-        OptionError: the sizes do not divide.
-    """
-    samples_at_once = options.micro_batch_size * distributed.get_world_size()
-    if options.global_batch_size is None:
-        options.global_batch_size = samples_at_once
-    if options.global_batch_size % samples_at_once:
-        raise OptionError(
-            f"--global-batch-size {options.global_batch_size} must be a multiple of --micro-batch-size "
-            f"{options.micro_batch_size} times {distributed.get_world_size()} ranks"
-        )
-    return options.global_batch_size // samples_at_once
-
-
-def build_engine(options: argparse.Namespace, vocab_size: int, accumulation: int) -> Any:
-    """The model and AdamW in a DeepSpeed engine. Norms and biases are not decayed."""
-    model = build_model(options, vocab_size)
-    matrices = [parameter for parameter in model.parameters() if parameter.dim() > 1]
-    vectors = [parameter for parameter in model.parameters() if parameter.dim() <= 1]
-    optimizer = torch.optim.AdamW(
-        [{"params": matrices, "weight_decay": options.weight_decay}, {"params": vectors, "weight_decay": 0.0}],
-        lr=0.0,  # set before every step
-        betas=(options.adam_beta1, options.adam_beta2),
-        eps=options.adam_eps,
-    )
-    config = {
-        "train_batch_size": options.global_batch_size,
-        "train_micro_batch_size_per_gpu": options.micro_batch_size,
-        "gradient_accumulation_steps": accumulation,
-        "gradient_clipping": options.clip_grad,
-        "bf16": {"enabled": options.bf16},
-        "zero_optimization": {"stage": options.zero_stage},
-        "steps_per_print": sys.maxsize,
-    }
-    if options.bf16 and options.zero_stage == 1:  # without ZeRO, DeepSpeed accumulates in bf16 only
-        config["data_types"] = {"grad_accum_dtype": "fp32"}
-    engine = deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0]
-    # For bf16 without ZeRO, DeepSpeed allocates the state by a step on zero gradients, which Adam must not count
-    if options.bf16 and not options.zero_stage:
-        optimizer.state.clear()
-    return engine
 
 
 def load_checkpoint(engine: Any, folder: str | None) -> tuple[int, int]:
@@ -209,11 +151,12 @@ def train(
 
 def train_step(engine: Any, batches: list[dict[str, torch.Tensor]]) -> StepResult:
     """One optimizer step on the micro-batches of this rank."""
+    replicas = parallel_state.get_data_parallel_group()
     sums = torch.stack([batch["loss_mask"].sum(dtype=torch.float64) for batch in batches]).sum()
-    distributed.all_reduce(sums)
+    distributed.all_reduce(sums, group=replicas)
     num_targets = max(1.0, sums.item())
-    # DeepSpeed divides by the number of micro-batches and averages over ranks; what is wanted is a sum
-    scale = len(batches) * distributed.get_world_size() / num_targets
+    # DeepSpeed divides by the number of micro-batches and averages over replicas; what is wanted is a sum
+    scale = len(batches) * replicas.size() / num_targets
     loss_sum = torch.zeros((), dtype=torch.float64, device=sums.device)
     for batch in batches:
         losses = engine(
@@ -225,21 +168,13 @@ def train_step(engine: Any, batches: list[dict[str, torch.Tensor]]) -> StepResul
         )
         micro_batch_sum = (losses.float() * batch["loss_mask"]).sum()
         engine.backward(micro_batch_sum * scale)
-        grad_norm = plain_grad_norm(engine)
+        grad_norm = gradient_norm(engine)
         engine.step()
         loss_sum += micro_batch_sum.detach()
-    distributed.all_reduce(loss_sum)
+    distributed.all_reduce(loss_sum, group=replicas)
     if grad_norm is None:
         grad_norm = float(engine.get_global_grad_norm())
     return StepResult(loss_sum.item() / num_targets, grad_norm, int(sums.item()))
-
-
-def plain_grad_norm(engine: Any) -> float | None:
-    """The gradient's norm before a step, where DeepSpeed keeps none: in fp32 without ZeRO. None elsewhere."""
-    if engine.zero_optimization() or engine.bfloat16_enabled() or not engine.is_gradient_accumulation_boundary():
-        return None
-    gradients = [parameter.grad for parameter in engine.module.parameters() if parameter.grad is not None]
-    return torch.nn.utils.get_total_norm(gradients).item()
 
 
 def learning_rate(options: argparse.Namespace, iteration: int) -> float:

@@ -28,6 +28,7 @@ def transformer_config(options: argparse.Namespace) -> TransformerConfig:
     recomputation = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
     return TransformerConfig(
         num_layers=options.num_layers,
+        tensor_model_parallel_size=options.tensor_model_parallel_size,
         hidden_size=options.hidden_size,
         ffn_hidden_size=options.ffn_hidden_size,
         num_attention_heads=options.num_attention_heads,
@@ -62,7 +63,7 @@ def build_model(options: argparse.Namespace, vocab_size: int) -> GPTModel:
     Args:
         vocab_size: of the tokenizer; the embedding is padded to a multiple of ``make_vocab_size_divisible_by``.
     """
-    multiple = options.make_vocab_size_divisible_by
+    multiple = options.make_vocab_size_divisible_by * options.tensor_model_parallel_size
     config = transformer_config(options)
     layer_spec = get_gpt_layer_local_spec(normalization="RMSNorm")
     model = GPTModel(

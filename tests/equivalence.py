@@ -162,7 +162,7 @@ def show(errors):
 
 
 def check(case, prefix, device, seq_length, vocab_size, **shape):
-    """Compare a case with its chunks alone, and see that it fails without the boundaries; returns the errors of both."""
+    """Compare a case with its chunks alone, and see that it fails without the boundaries; returns both errors."""
     model = make_model(case, seq_length, vocab_size, device, **shape)
     rows = int(case.path.split()[-1]) if case.path.startswith("micro-batch") else 2
     batch = make_batch(prefix, rows, seq_length)

@@ -71,6 +71,7 @@ def model_options(**changes):
         "bf16": False,
         "seq_length": 64,
         "attention_kernel": None,
+        "tensor_model_parallel_size": 1,
         "recompute_granularity": None,
     }
     return argparse.Namespace(**(options | changes))

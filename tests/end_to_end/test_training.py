@@ -108,7 +108,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(corpus, reference, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", [[], ["--bf16"]], ids=["fp32", "bf16"])
-@pytest.mark.parametrize("zero_stage", [0, 1])
+@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
 def test_every_kind_of_run_resumes_exactly(corpus, tmp_path, zero_stage, precision):
     kind = ["--zero-stage", zero_stage, *precision, "--micro-batch-size", 1]
     checkpoints = ("--save", tmp_path / "checkpoints", "--load", tmp_path / "checkpoints")
@@ -125,6 +125,35 @@ def test_the_loss_is_the_mean_over_the_targets_of_the_global_batch(corpus, refer
         for (loss, norm), (other_loss, other_norm) in zip(as_numbers(reference), as_numbers(other), strict=True):
             assert other_loss == pytest.approx(loss, abs=2e-4)
             assert other_norm == pytest.approx(norm, rel=2e-3)
+
+
+@pytest.fixture(scope="module")
+def twenty_steps_of_one_rank(corpus):
+    return train(corpus, "--micro-batch-size", 4, ranks=1, train_iters=20)
+
+
+EVERY_KIND = [(stage, tensor, data) for stage in (0, 1, 2, 3) for tensor in (1, 2) for data in (1, 2)]
+
+
+@pytest.mark.parametrize(
+    "zero_stage, tensor_parallel, data_parallel",
+    [pytest.param(*kind, marks=[] if kind in ((0, 2, 1), (3, 2, 1)) else pytest.mark.slow) for kind in EVERY_KIND],
+)
+def test_every_kind_of_parallelism_trains_like_one_rank(
+    corpus, twenty_steps_of_one_rank, tmp_path, zero_stage, tensor_parallel, data_parallel
+):
+    kind = ["--zero-stage", zero_stage, "--tensor-model-parallel-size", tensor_parallel, "--micro-batch-size", 2]
+    ranks = {"ranks": tensor_parallel * data_parallel, "train_iters": 20}
+    checkpoints = ("--save", tmp_path / "checkpoints", "--load", tmp_path / "checkpoints")
+    first = train(corpus, *kind, *checkpoints, "--exit-interval", 10, **ranks)
+    found = first | train(corpus, *kind, *checkpoints, **ranks)
+    assert list(first) == list(range(1, 11)) and list(found) == list(range(1, 21))
+    pairs = list(zip(as_numbers(found), as_numbers(twenty_steps_of_one_rank), strict=True))
+    loss_error = max(abs(loss - expected) for (loss, _), (expected, _) in pairs)
+    norm_error = max(abs(norm / expected - 1) for (_, norm), (_, expected) in pairs)
+    print(f"ZeRO {zero_stage}, tp {tensor_parallel}, dp {data_parallel}: losses differ by {loss_error:.1e}, ", end="")
+    print(f"gradient norms by {norm_error:.1e} relative")
+    assert loss_error < 1e-3 and norm_error < 1e-2
 
 
 @pytest.mark.parametrize("zero_stage", [0, 1])
