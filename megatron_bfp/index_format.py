@@ -189,15 +189,15 @@ def remedy(path: str, dataset: IndexedDataset) -> str:
     return f"{build_command(dataset, key)} --overwrite"
 
 
-def build_command(dataset: IndexedDataset, key: IndexKey, split: str = "(as in training)") -> str:
+def build_command(dataset: IndexedDataset, key: IndexKey, split: str | None = None) -> str:
     """The command line that builds an index beside its dataset.
 
     Args:
-        split: the --split that the key comes from; named only where the key is not for all documents.
+        split: the --split that the key comes from, if it is known.
     """
     command = f"megatron-bfp-preprocess --indexed {dataset.prefix} --seq-length {key.seq_length}"
     if key.max_documents_per_sequence is not None:
         command += f" --max-documents-per-sequence {key.max_documents_per_sequence}"
     if (key.first_document, key.end_document) != (0, dataset.num_documents):
-        command += f" --split {split}"
+        command += f" --split {split or '(as in training)'}"
     return command
