@@ -24,7 +24,7 @@ from .packing import checked_cap
 from .progress import log_progress
 from .samples import build_sample, dense_attention_mask
 from .sequence_index import SequenceIndex
-from .shuffle import shuffled
+from .shuffle import sequence_of_sample
 from .splits import split_fractions
 
 logger = logging.getLogger(__name__)
@@ -147,8 +147,7 @@ class BFPGPTDataset(GPTDataset):
         idx = operator.index(idx)
         if not 0 <= idx < len(self):
             raise IndexError(f"{self.dataset_path}: sample {idx} is not in [0, {len(self)})")
-        epoch, place = divmod(idx, self.num_sequences)
-        return shuffled(place, self.num_sequences, self.config.random_seed, epoch)
+        return sequence_of_sample(idx, self.num_sequences, self.config.random_seed)
 
     def __getitem__(self, idx: int | None) -> dict[str, torch.Tensor]:
         """One sample. ``None`` gives Megatron's batch padding: sample 0 without loss.

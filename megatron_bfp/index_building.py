@@ -16,7 +16,7 @@ import numpy as np
 
 from .errors import OptionError, SequenceIndexError
 from .files import locked_directory, sync_file
-from .index_format import IndexKey, build_command, cached_index_directory, canonical_json, index_directory, metadata
+from .index_format import IndexKey, build_command, canonical_json, index_places, metadata
 from .indexed_dataset import IndexedDataset
 from .packing import count_sequences, id_dtype, place_documents, plan_runs, run_rows, sort_documents, take_census
 from .progress import Progress, without_progress
@@ -38,14 +38,11 @@ def open_or_build(
     Raises:
         SequenceIndexError: an index is there but wrong, or neither place can be written.
     """
-    places = [index_directory(dataset.prefix)]
-    if cache_path:
-        places.append(cached_index_directory(dataset, cache_path))
-    for place in places:
-        if os.path.isdir(os.path.join(place, key.name)):
-            return SequenceIndex(os.path.join(place, key.name), dataset)
+    index = open_existing(dataset, key, cache_path)
+    if index is not None:
+        return index
     reasons = []
-    for place in places:
+    for place in index_places(dataset, cache_path):
         try:
             os.makedirs(place, exist_ok=True)
             if not os.access(place, os.W_OK):
@@ -58,6 +55,18 @@ def open_or_build(
         f"{dataset.prefix}: there is no sequence index {key.name} and no place to build it: {', '.join(reasons)}. "
         f"Give a writable --data-cache-path, or build it where that place is writable: {build_command(dataset, key)}"
     )
+
+
+def open_existing(dataset: IndexedDataset, key: IndexKey, cache_path: str | None = None) -> SequenceIndex | None:
+    """The index beside the dataset or under ``cache_path``; None where there is none.
+
+    Raises:
+        SequenceIndexError: an index is there but wrong.
+    """
+    for place in index_places(dataset, cache_path):
+        if os.path.isdir(os.path.join(place, key.name)):
+            return SequenceIndex(os.path.join(place, key.name), dataset)
+    return None
 
 
 def build(

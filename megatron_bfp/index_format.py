@@ -95,6 +95,12 @@ def cached_index_directory(dataset: IndexedDataset, cache_path: str) -> str:
     return os.path.join(cache_path, f"{os.path.basename(dataset.prefix)}-{sampled[:16]}.bfp")
 
 
+def index_places(dataset: IndexedDataset, cache_path: str | None = None) -> list[str]:
+    """The directories where a dataset's indexes may be, in the order in which they are looked for."""
+    beside = index_directory(dataset.prefix)
+    return [beside, cached_index_directory(dataset, cache_path)] if cache_path else [beside]
+
+
 def metadata(
     key: IndexKey,
     census: Census,
@@ -183,11 +189,15 @@ def remedy(path: str, dataset: IndexedDataset) -> str:
     return f"{build_command(dataset, key)} --overwrite"
 
 
-def build_command(dataset: IndexedDataset, key: IndexKey) -> str:
-    """The command line that builds an index beside its dataset."""
+def build_command(dataset: IndexedDataset, key: IndexKey, split: str | None = None) -> str:
+    """The command line that builds an index beside its dataset.
+
+    Args:
+        split: the --split that the key comes from, if it is known.
+    """
     command = f"megatron-bfp-preprocess --indexed {dataset.prefix} --seq-length {key.seq_length}"
     if key.max_documents_per_sequence is not None:
         command += f" --max-documents-per-sequence {key.max_documents_per_sequence}"
     if (key.first_document, key.end_document) != (0, dataset.num_documents):
-        command += " --split (as in training)"
+        command += f" --split {split or '(as in training)'}"
     return command

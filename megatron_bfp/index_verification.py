@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from .errors import SequenceIndexError
-from .index_format import ARRAYS, cached_index_directory, canonical_json, damaged, index_directory, metadata
+from .index_format import ARRAYS, canonical_json, damaged, index_places, metadata
 from .indexed_dataset import IndexedDataset
 from .memory_maps import expect_next
 from .packing import BLOCK, Census, take_census
@@ -26,7 +26,7 @@ def verify_all(
     """
     dataset = IndexedDataset(prefix, needs_bin=False)
     dataset.check_pointers(progress)
-    places = [index_directory(prefix)] + ([cached_index_directory(dataset, cache_path)] if cache_path else [])
+    places = index_places(dataset, cache_path)
     paths = [
         os.path.join(place, name)
         for place in places

@@ -40,6 +40,18 @@ def shuffled(index: int, num_items: int, seed: int, epoch: int) -> int:
             return index
 
 
+def sequence_of_sample(sample: int, num_sequences: int, seed: int) -> int:
+    """The sequence that a dataset's sample shows, epoch after epoch.
+
+    Args:
+        sample: >= 0. Sample i belongs to epoch i // num_sequences.
+        num_sequences: sequences of the dataset, >= 1.
+        seed: the run's seed.
+    """
+    epoch, place = divmod(sample, num_sequences)
+    return shuffled(place, num_sequences, seed, epoch)
+
+
 @lru_cache(maxsize=64)
 def _round_keys(seed: int, epoch: int) -> tuple[int, ...]:
     digest = hashlib.shake_256(f"{seed} {epoch}".encode()).digest(8 * ROUNDS)

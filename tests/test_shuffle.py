@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megatron_bfp.shuffle import shuffled
+from megatron_bfp.shuffle import sequence_of_sample, shuffled
 
 
 @settings(max_examples=150, deadline=None)
@@ -23,6 +23,11 @@ def test_each_item_comes_exactly_once_at_small_sizes(num_items):
 def test_epochs_and_seeds_have_orders_of_their_own():
     orders = {tuple(shuffled(i, 50, seed, epoch) for i in range(50)) for seed in range(10) for epoch in range(10)}
     assert len(orders) == 100
+
+
+def test_samples_go_through_the_sequences_epoch_after_epoch():
+    expected = [shuffled(place, 7, 1234, epoch) for epoch in range(3) for place in range(7)]
+    assert [sequence_of_sample(sample, 7, 1234) for sample in range(21)] == expected
 
 
 FIRST_ORDER = [14, 6, 17, 4, 9, 2, 18, 19, 15, 3, 8, 11, 16, 5, 7, 0, 12, 10, 1, 13]

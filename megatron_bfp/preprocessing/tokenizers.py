@@ -7,7 +7,9 @@ token. Tokenizer libraries do that to every special token they find in a text, s
 import hashlib
 import json
 import os
+import re
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,8 @@ import numpy as np
 from ..errors import OptionError
 
 TOKENIZER_TYPES = ("HuggingFaceTokenizer",)
+BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+"""A token that stands for one byte in models with ``byte_fallback``."""
 
 
 class HuggingFaceTokenizer:
@@ -55,6 +59,7 @@ class HuggingFaceTokenizer:
             vocabulary = Tokenizer.from_str(json.dumps(description)).get_vocab(with_added_tokens=True)
         except Exception as error:  # the library raises bare Exceptions
             raise OptionError(f"--tokenizer-model {file_path}: not a Hugging Face tokenizer: {error}") from None
+        self._path, self._content = file_path, content
         self._ids = _renumbering(self._tokenizer.get_vocab(with_added_tokens=True), vocabulary)
         self._refuse_special_texts(description, vocabulary, file_path)
         self.vocab_size = max(vocabulary.values(), default=-1) + 1
@@ -74,6 +79,49 @@ class HuggingFaceTokenizer:
         """Token ids of each text, int32 [length], without any special token."""
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [self._ids[np.array(encoding.ids, dtype=np.int64)] for encoding in encodings]
+
+    def pieces(self, ids: Sequence[int]) -> list[bytes]:
+        """The text of each token, in UTF-8. A token may hold a part of a character's bytes.
+
+        Raises:
+            OptionError: a token is not in the vocabulary.
+        """
+        return [self._piece(int(number)) for number in ids]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of tokens, special ones included; U+FFFD for what is cut off of a character at either end.
+
+        Raises:
+            As ``pieces``.
+        """
+        return b"".join(self.pieces(ids)).decode("utf-8", errors="replace")
+
+    def _piece(self, number: int) -> bytes:
+        library, added, bytes_of = self._decoding
+        if number in added:
+            return added[number].encode()
+        token = library.id_to_token(number) if number >= 0 else None
+        if token is None:
+            raise OptionError(
+                f"--tokenizer-model {self._path}: has no token {number}; give the tokenizer the dataset was made with"
+            )
+        if bytes_of:
+            return b"".join(bytes_of.get(character) or character.encode() for character in token)
+        byte = BYTE_TOKEN.fullmatch(token)
+        return bytes.fromhex(byte[1]) if byte else token.replace("\u2581", " ").encode()
+
+    @cached_property
+    def _decoding(self) -> tuple[Any, dict[int, str], dict[str, bytes]]:
+        """The library's own tokenizer, the added tokens, and the bytes of a byte-level vocabulary's characters.
+
+        Made when first used: processes that only encode need none of it.
+        """
+        from tokenizers import Tokenizer
+
+        description = json.loads(self._content)
+        library = Tokenizer.from_str(json.dumps(description))
+        added = {number: token.content for number, token in library.get_added_tokens_decoder().items()}
+        return library, added, _byte_level_alphabet() if _is_byte_level(description) else {}
 
     def _refuse_special_texts(self, description: dict[str, Any], vocabulary: dict[str, int], path: str) -> None:
         """Some models have their special tokens in the vocabulary itself, and would find them in a text."""
@@ -112,6 +160,20 @@ def _renumbering(found: dict[str, int], wanted: dict[str, int]) -> np.ndarray:
     for token, number in found.items():
         ids[number] = wanted[token]
     return ids
+
+
+def _is_byte_level(description: dict[str, Any]) -> bool:
+    """Whether the vocabulary writes tokens in characters that each stand for a byte, as GPT-2's does."""
+    decoder = description.get("decoder") or {}
+    return "ByteLevel" in [step.get("type") for step in [decoder, *decoder.get("decoders", [])]]
+
+
+def _byte_level_alphabet() -> dict[str, bytes]:
+    """GPT-2's character for each byte: visible ones stand for themselves, the rest are numbered from U+0100 on."""
+    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(256) if byte not in visible]
+    characters = [*map(chr, visible), *(chr(0x100 + place) for place in range(len(hidden)))]
+    return {character: bytes([byte]) for character, byte in zip(characters, visible + hidden)}
 
 
 def _configured_eod(path: str) -> str | None:

@@ -117,3 +117,37 @@ def test_a_missing_file_and_an_unknown_type_are_refused(tmp_path):
         load(str(tmp_path / "none"))
     with pytest.raises(OptionError, match="HuggingFaceTokenizer"):
         load_tokenizer("GPT2BPETokenizer", "x")
+
+
+def test_decoding_gives_the_text_back(tokenizer_file):
+    library = tokenizers.Tokenizer.from_file(tokenizer_file)
+    tokenizer = load(tokenizer_file, eod_token=EOD)
+    documents = nasty_texts("00_good.jsonl") + ["", " ", "\U0001f600 é\x00\n", f"a{EOD}b"]
+    for text, ids in zip(documents, tokenizer.encode_batch(documents), strict=True):
+        assert tokenizer.decode(ids) == text == library.decode(ids.tolist(), skip_special_tokens=False)
+        assert b"".join(tokenizer.pieces(ids)) == text.encode()
+    assert tokenizer.pieces([0, 1]) == [EOD.encode(), b"<|pad|>"]
+
+
+def test_a_part_of_a_character_is_bytes_in_a_piece_and_a_replacement_in_a_text(tokenizer_file):
+    tokenizer = load(tokenizer_file, eod_token=EOD)
+    (ids,) = tokenizer.encode_batch(["\U0001f600"])
+    assert tokenizer.pieces(ids) == [b"\xf0", b"\x9f", b"\x98", b"\x80"]
+    assert tokenizer.decode(ids[:2]) == "\ufffd"
+
+
+def test_pieces_of_a_vocabulary_with_marked_spaces_and_byte_tokens(tmp_path):
+    """As in Llama 2's file."""
+    vocabulary = {"<unk>": 0, "<0xE2>": 1, "\u2581the": 2, "\u0120": 3}
+    library = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True))
+    decoders = tokenizers.decoders
+    library.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
+    library.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = load(str(tmp_path / "tokenizer.json"), needs_eod=False)
+    assert tokenizer.pieces([2, 1, 3]) == [b" the", b"\xe2", "\u0120".encode()]
+
+
+@pytest.mark.parametrize("number", [600, -1])
+def test_decoding_refuses_another_vocabulary_s_tokens(tokenizer_file, number):
+    with pytest.raises(OptionError, match=f"has no token {number}; give the tokenizer the dataset was made with"):
+        load(tokenizer_file, eod_token=EOD).decode([5, number])

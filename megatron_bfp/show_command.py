@@ -1,0 +1,110 @@
+"""``python -m megatron_bfp show``: what one training sequence consists of."""
+
+import argparse
+import os
+
+from .errors import InputError, OptionError, SequenceIndexError
+from .files import write_whole
+from .index_building import open_existing
+from .index_format import IndexKey, build_command, document_range, index_places
+from .indexed_dataset import IndexedDataset
+from .packing import checked_cap, checked_count
+from .preprocessing.tokenizers import load_tokenizer
+from .sequence_index import SequenceIndex
+from .sequence_page import to_html
+from .sequence_view import to_text, view_sequence
+from .shuffle import sequence_of_sample
+from .splits import SPLIT_NAMES, split_fractions
+
+SEED = 1234
+"""Megatron's default for --seed."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of the verb."""
+    parser.add_argument("prefix", metavar="PREFIX", help="the dataset's path without .bin or .idx")
+    parser.add_argument("--seq-length", type=int, required=True, metavar="L", help="tokens a sequence")
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--sequence", type=int, metavar="I", help="a sequence of the index, counted from 0")
+    which.add_argument("--sample", type=int, metavar="S", help="a sample of the dataset in training, counted from 0")
+    parser.add_argument("--seed", type=int, help=f"the run's, which orders its samples (default: {SEED})")
+    parser.add_argument("--split", help="as in training: 969,30,1 (default: an index of all documents)")
+    parser.add_argument("--split-name", choices=SPLIT_NAMES, help="which of its splits (default: train)")
+    parser.add_argument("--max-documents-per-sequence", type=int, metavar="N", help="as in training")
+    parser.add_argument("--data-cache-path", metavar="P", help="where the index is if it is not beside the data")
+    parser.add_argument("--tokenizer-type", default="HuggingFaceTokenizer", help="default: %(default)s")
+    parser.add_argument("--tokenizer-model", metavar="PATH", help="show text: a tokenizer.json, or its folder")
+    parser.add_argument("--text", action="store_true", help="print the text of every chunk in full")
+    parser.add_argument("--html", metavar="FILE", help="write a page that shows every token and what it predicts")
+
+
+def show(options: argparse.Namespace) -> None:
+    """Print a sequence and write its page.
+
+    Raises:
+        BFPError: bad options, no such index or sequence, damaged data, or a page that cannot be written.
+    """
+    _check(options)
+    tokenizer = None
+    if options.tokenizer_model is not None:
+        tokenizer = load_tokenizer(options.tokenizer_type, options.tokenizer_model, needs_eod=False)
+    index = _open_index(options)
+    sequence, origin = options.sequence, ""
+    if options.sample is not None and len(index):
+        seed = SEED if options.seed is None else options.seed
+        sequence = sequence_of_sample(options.sample, len(index), seed)
+        origin = f"sample {options.sample} with seed {seed} (epoch {options.sample // len(index)})"
+    view = view_sequence(index, sequence, origin)
+    text = to_text(view, tokenizer, options.text)
+    if options.html is not None:
+        _write_page(options.html, to_html(view, tokenizer))
+    print(text)
+    if options.html is not None:
+        print(f"\nwrote {options.html}")
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Refuse what cannot work before anything is read."""
+    checked_count("--seq-length", options.seq_length)
+    checked_cap(options.max_documents_per_sequence)
+    if options.sample is not None and options.sample < 0:
+        raise OptionError(f"--sample {options.sample}: samples are counted from 0")
+    if options.seed is not None and options.sample is None:
+        raise OptionError("--seed orders samples: give it with --sample, not with --sequence")
+    if options.split_name is not None and options.split is None:
+        raise OptionError(f"--split-name {options.split_name}: give --split too, as in training")
+    if options.text and options.tokenizer_model is None:
+        raise OptionError("--text needs --tokenizer-model")
+
+
+def _open_index(options: argparse.Namespace) -> SequenceIndex:
+    """The index that the options name."""
+    fractions, split_name = (0.0, 1.0), options.split_name or SPLIT_NAMES[0]
+    if options.split is not None:
+        fractions = split_fractions(options.split)[SPLIT_NAMES.index(split_name)]
+    if fractions is None:
+        raise OptionError(f"--split {options.split}: its {split_name} split has no documents")
+    dataset = IndexedDataset(options.prefix)
+    first, end = document_range(fractions, dataset.num_documents)
+    key = IndexKey(options.seq_length, first, end, options.max_documents_per_sequence)
+    index = open_existing(dataset, key, options.data_cache_path)
+    if index is None:
+        places = index_places(dataset, options.data_cache_path)
+        raise SequenceIndexError(
+            f"{' and '.join(places)}: there is no sequence index {key.name}{_others(places)}. Build it: "
+            f"{build_command(dataset, key, options.split)}"
+        )
+    return index
+
+
+def _others(places: list[str]) -> str:
+    """The indexes that are there, as a part of a sentence: the wrong --split is asked for easily."""
+    names = {name for place in places if os.path.isdir(place) for name in os.listdir(place) if IndexKey.from_name(name)}
+    return f", only {', '.join(sorted(names))}" if names else ""
+
+
+def _write_page(path: str, page: str) -> None:
+    try:
+        write_whole(path, page.encode())
+    except OSError as error:
+        raise InputError(f"--html {path}: cannot be written: {error.strerror}") from None
