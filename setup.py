@@ -11,6 +11,7 @@ version = re.search(r'__version__ = "(.+?)"', (here / "megatron_bfp" / "__init__
 TOKENIZERS = "tokenizers>=0.23,<0.24"
 TQDM = "tqdm>=4.66,<5"
 MATPLOTLIB = "matplotlib>=3.10,<3.12"
+TENSORBOARD = "tensorboard>=2.20,<3"
 
 setup(
     name="megatron-bfp",
@@ -27,9 +28,10 @@ setup(
         "preprocess": [TOKENIZERS, TQDM],
         "deepspeed": ["deepspeed>=0.19.8,<0.20", "torch>=2.13,<2.14", "megatron-core>=0.16.1,<0.20", TOKENIZERS],
         "report": [MATPLOTLIB],
+        "tensorboard": [TENSORBOARD],
         "flash-attn": ["flash-attn>=2.7,<3"],
         "ray": ["ray>=2.60,<3"],
-        "test": ["pytest>=9,<10", "hypothesis>=6.150,<7", TOKENIZERS, TQDM, MATPLOTLIB],
+        "test": ["pytest>=9,<10", "hypothesis>=6.150,<7", TOKENIZERS, TQDM, MATPLOTLIB, TENSORBOARD],
     },
     entry_points={
         "console_scripts": [

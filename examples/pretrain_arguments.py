@@ -74,6 +74,11 @@ def _add_training(group: argparse._ArgumentGroup) -> None:
 
 def _add_data(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--data-impl", choices=("bfp", "mmap"), default="bfp", help="best-fit packing or concatenation")
+    group.add_argument(
+        "--dataloader-inter-document-masking",
+        action="store_true",
+        help="with --data-impl mmap: attention inside documents, also where they are concatenated",
+    )
     group.add_argument("--data-path", nargs="+", required=True, metavar="[WEIGHT] PREFIX")
     group.add_argument("--split", default="969,30,1")
     group.add_argument("--data-cache-path", help="where indexes go that cannot stand beside the data")
@@ -92,6 +97,16 @@ def _add_checkpoints(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--load", metavar="FOLDER", help="resume from its latest checkpoint, if there is one")
     group.add_argument("--save-interval", type=int)
     group.add_argument("--log-interval", type=int, default=1)
+    group.add_argument("--json-log", metavar="FILE", help="append a JSON object for each logged step and evaluation")
+    group.add_argument("--tensorboard-dir", metavar="FOLDER")
+    group.add_argument("--eval-interval", type=int, help="evaluate on the valid split every so many steps")
+    group.add_argument("--eval-iters", type=int, help="global batches of an evaluation (default: the whole split)")
+    group.add_argument(
+        "--loss-spike-factor",
+        type=float,
+        default=3.0,
+        help="stop at a loss so many times the mean of those before (default: 3; 0: never)",
+    )
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -100,13 +115,30 @@ def _check(options: argparse.Namespace) -> None:
     at_least_one += ("make_vocab_size_divisible_by", "rotary_base", "tensor_model_parallel_size")
     for name in at_least_one:
         checked_count(f"--{name.replace('_', '-')}", getattr(options, name))
-    for name in ("global_batch_size", "exit_interval", "lr_decay_iters", "save_interval", "ffn_hidden_size"):
+    for name in (
+        "global_batch_size",
+        "exit_interval",
+        "lr_decay_iters",
+        "save_interval",
+        "ffn_hidden_size",
+        "eval_interval",
+        "eval_iters",
+    ):
         if getattr(options, name) is not None:
             checked_count(f"--{name.replace('_', '-')}", getattr(options, name))
     checked_cap(options.max_documents_per_sequence)
     split_fractions(options.split)
     blend(options.data_path)
-    for name in ("num_workers", "lr_warmup_iters", "lr", "min_lr", "weight_decay", "clip_grad", "init_method_std"):
+    for name in (
+        "num_workers",
+        "lr_warmup_iters",
+        "lr",
+        "min_lr",
+        "weight_decay",
+        "clip_grad",
+        "init_method_std",
+        "loss_spike_factor",
+    ):
         if not 0 <= getattr(options, name) < math.inf:
             raise OptionError(f"--{name.replace('_', '-')} must not be negative, got {getattr(options, name)}")
     for name in ("adam_beta1", "adam_beta2"):
@@ -123,6 +155,8 @@ def _check(options: argparse.Namespace) -> None:
         raise OptionError("--tensor-model-parallel-size must divide the attention heads and --num-query-groups")
     if (options.save_interval or options.exit_interval) and not options.save:
         raise OptionError("--save-interval and --exit-interval need --save")
+    if options.data_impl == "bfp" and options.dataloader_inter_document_masking:
+        raise OptionError("--dataloader-inter-document-masking needs --data-impl mmap; bfp has it always")
     if options.data_impl == "mmap" and options.max_documents_per_sequence:
         raise OptionError("--max-documents-per-sequence needs --data-impl bfp")
     if options.load and os.path.exists(options.load) and not os.path.isdir(options.load):

@@ -2,8 +2,9 @@
 
 import argparse
 import dataclasses
-from collections.abc import Callable, Iterator
-from typing import Any
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -11,6 +12,7 @@ from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegat
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 from megatron.core.datasets.utils import Split
 from pretrain_arguments import blend
+from pretrain_baseline import InterDocumentGPTDataset
 from torch import distributed
 from torch.utils.data import DataLoader, Dataset
 
@@ -26,10 +28,41 @@ def build_train_dataset(options: argparse.Namespace, tokenizer: Any) -> Dataset:
     Raises:
         OptionError: the data cannot be used.
     """
+    dataset_class, config = _configure(options, tokenizer, Split.train, blend(options.data_path))
+    num_samples = options.train_iters * options.global_batch_size
+    _check_on_first_rank(lambda: _check_data(dataset_class, config, Split.train))
+    train = BlendedMegatronDatasetBuilder(dataset_class, [num_samples, 0, 0], lambda: True, config).build()[0]
+    if len(train) < num_samples:  # without weights, megatron-core blends one epoch
+        raise OptionError(
+            f"--data-path {' '.join(options.data_path)}: has {len(train)} samples, {num_samples} are wanted; give a "
+            "weight before each prefix to go through them more than once"
+        )
+    return train
+
+
+def build_valid_dataset(options: argparse.Namespace, tokenizer: Any) -> "WholeSplits":
+    """One epoch of the valid split of every dataset, whatever their weights in training. Call it on all ranks.
+
+    Raises:
+        OptionError: a dataset cannot be used, or its valid split has no tokens.
+    """
+    found = []
+    for prefix in blend(options.data_path)[0]:
+        dataset_class, config = _configure(options, tokenizer, Split.valid, ([prefix], None))
+        _check_on_first_rank(functools.partial(_check_data, dataset_class, config, Split.valid))
+        found.append(BlendedMegatronDatasetBuilder(dataset_class, [None] * 3, lambda: True, config).build()[1])
+    return WholeSplits(found)
+
+
+def _configure(
+    options: argparse.Namespace, tokenizer: Any, split: Split, sources: tuple[list[str], list[float] | None]
+) -> tuple[type[GPTDataset], GPTDatasetConfig]:
+    """The dataset's class and configuration, for one split alone: megatron-core would build the others even for no
+    samples."""
     common = {
         "random_seed": options.seed,
         "sequence_length": options.seq_length,
-        "blend": blend(options.data_path),
+        "blend": sources,
         "split": options.split,
         "path_to_cache": options.data_cache_path,
         "num_dataset_builder_threads": options.num_dataset_builder_threads,
@@ -43,35 +76,94 @@ def build_train_dataset(options: argparse.Namespace, tokenizer: Any) -> Dataset:
         cap = options.max_documents_per_sequence
         dataset_class, config = BFPGPTDataset, BFPGPTDatasetConfig(**common, max_documents_per_sequence=cap)
     else:
-        dataset_class, config = GPTDataset, GPTDatasetConfig(**common)
-    config.split_matrix[1:] = [None, None]  # megatron-core would build the other splits even for no samples
-    num_samples = options.train_iters * options.global_batch_size
-    _check_on_first_rank(lambda: _check_data(dataset_class, config))
-    train = BlendedMegatronDatasetBuilder(dataset_class, [num_samples, 0, 0], lambda: True, config).build()[0]
-    if len(train) < num_samples:  # without weights, megatron-core blends one epoch
-        raise OptionError(
-            f"--data-path {' '.join(options.data_path)}: has {len(train)} samples, {num_samples} are wanted; give a "
-            "weight before each prefix to go through them more than once"
-        )
-    return train
+        masked = options.dataloader_inter_document_masking
+        dataset_class, config = InterDocumentGPTDataset if masked else GPTDataset, GPTDatasetConfig(**common)
+    for other in set(Split) - {split}:
+        config.split_matrix[other.value] = None
+    return dataset_class, config
 
 
-def _check_data(dataset_class: type[GPTDataset], config: GPTDatasetConfig) -> None:
+class WholeSplits(Dataset):
+    """Datasets one after another; ``None`` gives a sample without loss."""
+
+    def __init__(self, datasets: list[GPTDataset]) -> None:
+        self.datasets = datasets
+        self._ends = np.cumsum([len(dataset) for dataset in datasets])
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def __getitem__(self, index: int | None) -> dict[str, torch.Tensor]:
+        if index is None:
+            return self.datasets[0][None]
+        which = int(np.searchsorted(self._ends, index, side="right"))
+        return self.datasets[which][index - int(self._ends[which]) + len(self.datasets[which])]
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluationSampler:
+    """The sample numbers of each micro-batch of one rank, over all of a dataset once. All ranks have equally many
+    micro-batches, as ZeRO 3 needs: those that are left over hold ``None``, samples without loss."""
+
+    total_samples: int
+    micro_batch_size: int
+    rank: int
+    world_size: int
+
+    def __iter__(self) -> Iterator[list[int | None]]:
+        stride = self.micro_batch_size * self.world_size
+        for first in range(0, self.total_samples, stride):
+            mine = range(first + self.rank * self.micro_batch_size, first + (self.rank + 1) * self.micro_batch_size)
+            yield [number if number < self.total_samples else None for number in mine]
+
+    def __len__(self) -> int:
+        return -(-self.total_samples // (self.micro_batch_size * self.world_size))
+
+
+class Origin(NamedTuple):
+    """Where a sample comes from."""
+
+    prefix: str
+    sequence: int | None
+    """Of the dataset's sequence index; None for concatenation."""
+    documents: list[int]
+
+
+def origin_of(dataset: Any, sample: int) -> Origin:
+    """Trace a sample of the training set back to its documents.
+
+    Args:
+        dataset: as ``build_train_dataset`` gives it.
+    """
+    if hasattr(dataset, "dataset_index"):  # megatron-core's blend
+        which, sample = int(dataset.dataset_index[sample]), int(dataset.dataset_sample_index[sample])
+        dataset = dataset.datasets[which]
+    if isinstance(dataset, BFPGPTDataset):
+        sequence = dataset.sequence_of(sample)
+        return Origin(dataset.dataset_path, sequence, dataset.sequence_index.chunks(sequence)[:, 0].tolist())
+    dataset[sample]  # it opens its indices at the first read
+    place = dataset.shuffle_index[sample]
+    first, last = (int(dataset.sample_index[place + end][0]) for end in (0, 1))
+    return Origin(dataset.dataset_path, None, [int(number) for number in dataset.document_index[first : last + 1]])
+
+
+def _check_data(dataset_class: type[GPTDataset], config: GPTDatasetConfig, split: Split) -> None:
     """Open every dataset, and open or build its index.
 
     Raises:
         BFPError: one cannot be used.
     """
-    if config.split_matrix[0] is None:
-        raise OptionError(f"--split {config.split}: the training split is empty")
+    fractions = config.split_matrix[split.value]
+    if fractions is None:
+        raise OptionError(f"--split {config.split}: the {split.name} split is empty")
     for prefix in config.blend[0]:
         dataset = IndexedDataset(prefix)
-        first, end = document_range(config.split_matrix[0], dataset.num_documents)
+        first, end = document_range(fractions, dataset.num_documents)
         starts, ends = dataset.spans(np.array([first, end - 1])) if first < end else ([0], [0])
         if starts[0] == ends[-1]:
-            raise OptionError(f"--split {config.split}: the training split of {prefix} has no tokens")
+            raise OptionError(f"--split {config.split}: the {split.name} split of {prefix} has no tokens")
         if dataset_class is BFPGPTDataset:
-            BFPGPTDataset(dataset, prefix, None, None, Split.train, config)
+            BFPGPTDataset(dataset, prefix, None, None, split, config)
 
 
 def _check_on_first_rank(check: Callable[[], None]) -> None:
@@ -115,7 +207,7 @@ class GlobalOrderSampler:
 
 
 def micro_batches(
-    dataset: Dataset, sampler: GlobalOrderSampler, num_workers: int, device: torch.device
+    dataset: Dataset, sampler: Iterable[list], num_workers: int, device: torch.device
 ) -> Iterator[dict[str, torch.Tensor]]:
     """Micro-batches: tokens, labels, loss_mask, position_ids [b, L] on ``device``; cu_seqlens [b, L + 1] on the host,
     where attention reads it."""

@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 import deepspeed
@@ -86,7 +87,7 @@ def engine_config(options: argparse.Namespace, accumulation: int) -> dict[str, A
     zero = config.setdefault("zero_optimization", {})
     if options.zero_stage is not None and zero.setdefault("stage", options.zero_stage) != options.zero_stage:
         raise OptionError(
-            f"--zero-stage {options.zero_stage}: zero_optimization.stage of {options.deepspeed_config} is {zero['stage']}"
+            f"--zero-stage {options.zero_stage}: {options.deepspeed_config} has zero_optimization.stage {zero['stage']}"
         )
     zero.setdefault("stage", 0)
     ours = {
@@ -145,11 +146,26 @@ def build_engine(options: argparse.Namespace, vocab_size: int, config: dict[str,
 
 def num_parameters(engine: Any) -> int:
     """Parameters of the whole model, over all parts of tensors."""
+    return _count(engine, engine.module.parameters())
+
+
+def num_weights(engine: Any) -> int:
+    """Parameters of the whole model that are in matrix products: not those of norms and the embedding."""
+    named = engine.module.named_parameters()
+    return _count(engine, [p for name, p in named if _dimensions(p) > 1 and "embedding" not in name])
+
+
+def _dimensions(parameter: torch.nn.Parameter) -> int:
+    """Dimensions of a parameter, also where ZeRO 3 has taken it away."""
+    return len(getattr(parameter, "ds_shape", parameter.shape))
+
+
+def _count(engine: Any, parameters: Iterable[torch.nn.Parameter]) -> int:
     group = parallel_state.get_tensor_model_parallel_group()
     counts = torch.zeros(2, dtype=torch.int64, device=engine.device)  # shared by the group, split over it
-    for parameter in engine.module.parameters():
+    for parameter in parameters:
         is_split = getattr(parameter, "tensor_model_parallel", False)
-        counts[int(is_split)] += getattr(parameter, "ds_numel", parameter.numel())  # ZeRO 3 leaves nothing in place
+        counts[int(is_split)] += getattr(parameter, "ds_numel", parameter.numel())
     distributed.all_reduce(counts[1:], group=group)
     return int(counts.sum())
 

@@ -12,22 +12,33 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
+import numpy as np
 import torch
 from megatron.core import parallel_state
 from pretrain_arguments import parse_arguments
-from pretrain_data import GlobalOrderSampler, build_train_dataset, micro_batches
+from pretrain_data import (
+    EvaluationSampler,
+    GlobalOrderSampler,
+    build_train_dataset,
+    build_valid_dataset,
+    micro_batches,
+    origin_of,
+)
 from pretrain_engine import (
     build_engine,
     engine_config,
     gradient_norm,
     initialize_distributed,
     num_parameters,
+    num_weights,
     set_batch_sizes,
 )
+from pretrain_evaluation import Evaluation, evaluate, summed_loss
+from pretrain_log import Log, SpikeDetector, TrainingStopped, Work, model_flops, peak_flops
 from pretrain_model import attention_kernel
 from torch import distributed
 
@@ -46,6 +57,7 @@ class StepResult:
     grad_norm: float
     """Of the gradient of that mean, before clipping."""
     num_targets: int
+    work: Work
 
 
 def main() -> None:
@@ -60,19 +72,30 @@ def main() -> None:
     accumulation = set_batch_sizes(options)
     config = engine_config(options, accumulation)
     dataset = build_train_dataset(options, tokenizer)
+    valid = build_valid_dataset(options, tokenizer) if options.eval_interval else None
     engine = build_engine(options, tokenizer.vocab_size, config)
     iteration, consumed_samples = load_checkpoint(engine, options.load)
     log(f"samples: {len(dataset):,}; parameters: {num_parameters(engine):,}")
     log(f"attention kernel: {attention_kernel(engine.module)}")
+    replica, replicas = parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size()
     sampler = GlobalOrderSampler(
         consumed_samples,
         options.train_iters * options.global_batch_size,
         options.micro_batch_size,
         options.global_batch_size,
-        parallel_state.get_data_parallel_rank(),
-        parallel_state.get_data_parallel_world_size(),
+        replica,
+        replicas,
     )
-    train(options, engine, micro_batches(dataset, sampler, options.num_workers, device), iteration, accumulation)
+    batches = micro_batches(dataset, sampler, options.num_workers, device)
+
+    def evaluate_valid() -> Evaluation | None:
+        if valid is None:
+            return None
+        limit = (options.eval_iters or len(valid)) * options.global_batch_size
+        sampler = EvaluationSampler(min(len(valid), limit), options.micro_batch_size, replica, replicas)
+        return evaluate(engine, micro_batches(valid, sampler, 0, device))
+
+    train(options, engine, batches, iteration, accumulation, dataset, evaluate_valid)
 
 
 def log(line: str) -> None:
@@ -123,50 +146,131 @@ def train(
     batches: Iterator[dict[str, torch.Tensor]],
     iteration: int,
     accumulation: int,
+    dataset: Any,
+    evaluate_valid: Callable[[], Evaluation | None],
 ) -> None:
-    """Run steps until ``--train-iters`` or ``--exit-interval``."""
-    since, since_iteration = time.perf_counter(), iteration
+    """Run steps until ``--train-iters`` or ``--exit-interval``.
+
+    Raises:
+        TrainingStopped: a loss is no number or a spike.
+    """
+    files = Log(options.json_log, options.tensorboard_dir) if distributed.get_rank() == 0 else Log(None, None)
+    spikes, meter = SpikeDetector(options.loss_spike_factor), Meter(options, num_weights(engine))
     while iteration < options.train_iters:
         lr = learning_rate(options, iteration)
         for group in engine.optimizer.param_groups:
             group["lr"] = lr
         result = train_step(engine, [next(batches) for _ in range(accumulation)])
+        meter.add(result.work)
+        reason = spikes.reason(result.loss, result.grad_norm)
+        if reason:
+            stop_training(options, dataset, iteration, reason)
         iteration += 1
         if iteration % options.log_interval == 0:
-            seconds = (time.perf_counter() - since) / (iteration - since_iteration)
-            since, since_iteration = time.perf_counter(), iteration
-            tokens_per_second = options.global_batch_size * options.seq_length / seconds
-            log(
-                f"iteration {iteration}/{options.train_iters} | loss {result.loss:.6f} | learning rate {lr:.4e} | "
-                f"grad norm {result.grad_norm:.4f} | target tokens {result.num_targets} | "
-                f"consumed samples {iteration * options.global_batch_size} | tokens/s {tokens_per_second:,.0f}"
-            )
+            report_step(options, files, iteration, lr, result, meter)
         stop = options.exit_interval is not None and iteration % options.exit_interval == 0
+        last = iteration == options.train_iters
+        if options.eval_interval and (last or iteration % options.eval_interval == 0):
+            report_evaluation(files, iteration, evaluate_valid())
+            meter.restart()
         due = options.save_interval is not None and iteration % options.save_interval == 0
-        if options.save and (due or stop or iteration == options.train_iters):
+        if options.save and (due or stop or last):
             save_checkpoint(engine, options, iteration)
+            meter.restart()
         if stop:
             return
+
+
+class Meter:
+    """Speed since the last report."""
+
+    def __init__(self, options: argparse.Namespace, weights: int) -> None:
+        self.options, self.weights, self.peak = options, weights, peak_flops()
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin anew."""
+        self.start, self.work = time.perf_counter(), []
+
+    def add(self, work: Work) -> None:
+        """Count a step."""
+        self.work.append(work)
+
+    def read(self) -> dict[str, float]:
+        """Speed of one device: tokens a second, and on a GPU TFLOP/s and model FLOP/s utilisation. Begins anew."""
+        seconds = max(1e-9, time.perf_counter() - self.start) * distributed.get_world_size()
+        found = {"tokens_per_second_per_device": sum(work.tokens for work in self.work) / seconds}
+        if torch.cuda.is_available():
+            shape = (self.weights, self.options.num_layers, self.options.hidden_size)
+            flops = sum(model_flops(work, *shape) for work in self.work) / seconds
+            found["tflops_per_device"] = flops / 1e12
+            if self.peak:
+                found["mfu"] = flops / self.peak
+        self.restart()
+        return found
+
+
+def report_step(
+    options: argparse.Namespace, files: Log, iteration: int, lr: float, result: "StepResult", meter: Meter
+) -> None:
+    """A line for people and an event for programs."""
+    speed = meter.read()
+    text = "".join(f" | {name} {value:,.3f}" for name, value in speed.items() if name != "tokens_per_second_per_device")
+    consumed_samples = iteration * options.global_batch_size
+    log(
+        f"iteration {iteration}/{options.train_iters} | loss {result.loss:.6f} | learning rate {lr:.4e} | "
+        f"grad norm {result.grad_norm:.4f} | target tokens {result.num_targets} | "
+        f"consumed samples {consumed_samples} | tokens/s a device {speed['tokens_per_second_per_device']:,.0f}{text}"
+    )
+    values = {"loss": result.loss, "learning_rate": lr, "grad_norm": result.grad_norm}
+    values |= {"target_tokens": result.num_targets, "consumed_samples": consumed_samples}
+    files.write("train", iteration, values | speed)
+
+
+def report_evaluation(files: Log, iteration: int, found: Evaluation) -> None:
+    """A line for people and an event for programs."""
+    log(
+        f"validation at iteration {iteration} | loss {found.loss:.6f} | perplexity {found.perplexity:.4f} | "
+        f"target tokens {found.num_targets}"
+    )
+    values = {"loss": found.loss, "perplexity": found.perplexity, "target_tokens": found.num_targets}
+    files.write("valid", iteration, values)
+
+
+def stop_training(options: argparse.Namespace, dataset: Any, iteration: int, reason: str) -> NoReturn:
+    """Name the samples of the step and their documents, and raise.
+
+    Raises:
+        TrainingStopped: always.
+    """
+    first = iteration * options.global_batch_size
+    for sample in range(first, first + options.global_batch_size):
+        origin = origin_of(dataset, sample)
+        sequence = "" if origin.sequence is None else f", sequence {origin.sequence}"
+        log(f"sample {sample}: {origin.prefix}{sequence}, documents {', '.join(map(str, origin.documents))}")
+    raise TrainingStopped(
+        f"iteration {iteration + 1}: {reason}. It was made of the samples {first} to "
+        f"{first + options.global_batch_size - 1}, listed above with their documents; `python -m megatron_bfp show "
+        f"PREFIX --seq-length {options.seq_length} --split {options.split} --sequence N --html page.html` shows one"
+    )
 
 
 def train_step(engine: Any, batches: list[dict[str, torch.Tensor]]) -> StepResult:
     """One optimizer step on the micro-batches of this rank."""
     replicas = parallel_state.get_data_parallel_group()
-    sums = torch.stack([batch["loss_mask"].sum(dtype=torch.float64) for batch in batches]).sum()
+    boundaries = [document_boundaries(batch["cu_seqlens"], batch["tokens"].device) for batch in batches]
+    # targets, tokens, squared chunk lengths
+    sums = torch.zeros(3, dtype=torch.float64, device=batches[0]["tokens"].device)
+    for batch, where in zip(batches, boundaries):
+        chunks = np.diff(where.segments.boundaries).astype(np.float64)
+        sums += torch.stack([batch["loss_mask"].sum(), *sums.new_tensor([chunks.sum(), (chunks**2).sum()])])
     distributed.all_reduce(sums, group=replicas)
-    num_targets = max(1.0, sums.item())
+    num_targets = max(1.0, sums[0].item())
     # DeepSpeed divides by the number of micro-batches and averages over replicas; what is wanted is a sum
     scale = len(batches) * replicas.size() / num_targets
     loss_sum = torch.zeros((), dtype=torch.float64, device=sums.device)
-    for batch in batches:
-        losses = engine(
-            batch["tokens"],
-            batch["position_ids"],
-            None,
-            labels=batch["labels"],
-            packed_seq_params=document_boundaries(batch["cu_seqlens"], batch["tokens"].device),
-        )
-        micro_batch_sum = (losses.float() * batch["loss_mask"]).sum()
+    for batch, where in zip(batches, boundaries):
+        micro_batch_sum = summed_loss(engine, batch, where)
         engine.backward(micro_batch_sum * scale)
         grad_norm = gradient_norm(engine)
         engine.step()
@@ -174,7 +278,8 @@ def train_step(engine: Any, batches: list[dict[str, torch.Tensor]]) -> StepResul
     distributed.all_reduce(loss_sum, group=replicas)
     if grad_norm is None:
         grad_norm = float(engine.get_global_grad_norm())
-    return StepResult(loss_sum.item() / num_targets, grad_norm, int(sums.item()))
+    counts = [int(count) for count in sums.tolist()]
+    return StepResult(loss_sum.item() / num_targets, grad_norm, counts[0], Work(*counts[1:]))
 
 
 def learning_rate(options: argparse.Namespace, iteration: int) -> float:

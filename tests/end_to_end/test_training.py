@@ -163,6 +163,52 @@ def test_bf16_follows_fp32(corpus, reference, zero_stage):
         assert loss == pytest.approx(expected, abs=0.02)
 
 
+def evaluations(output):
+    """(iteration, loss, perplexity, target tokens) of each evaluation."""
+    line = r"^validation at iteration (\d+) \| loss (\S+) \| perplexity (\S+) \| target tokens (\d+)"
+    return re.findall(line, output, re.MULTILINE)
+
+
+def test_evaluation_and_logs_are_the_same_for_one_rank_and_two(corpus, tmp_path):
+    found = {}
+    for ranks in (1, 2):
+        log = tmp_path / f"{ranks}.jsonl"
+        options = ("--eval-interval", 2, "--json-log", log, "--zero-stage", 3 if ranks == 2 else 0)
+        status, output = launch(corpus, *options, ranks=ranks, train_iters=3)
+        assert status == 0, output[-5000:]
+        assert "attention kernel: sdpa" in output
+        found[ranks] = evaluations(output)
+        events = [json.loads(line) for line in log.read_text().splitlines()]
+        assert [event["event"] for event in events] == ["train", "train", "valid", "train", "valid"]
+        assert events[2]["perplexity"] == pytest.approx(float(found[ranks][0][2]), abs=1e-3)
+        assert events[0]["tokens_per_second_per_device"] > 0
+    for one, two in zip(found[1], found[2], strict=True):
+        assert (one[0], one[3]) == (two[0], two[3])
+        assert float(one[2]) == pytest.approx(float(two[2]), rel=1e-4)
+
+
+def test_a_run_that_blows_up_stops_and_names_samples_and_documents(corpus):
+    options = ("--lr", "1e30", "--lr-warmup-iters", 0, "--lr-decay-style", "constant", "--clip-grad", 0)
+    status, output = launch(corpus, *options, train_iters=20)
+    assert status == 2
+    assert re.search(
+        r"^pretrain_gpt: error: iteration \d+: the (loss|gradient norm) is (nan|inf)", output, re.MULTILINE
+    )
+    listed = re.findall(r"^sample (\d+): \S+data_text_document, sequence (\d+), documents \d+", output, re.MULTILINE)
+    assert len(listed) == 8 and int(listed[0][0]) % 8 == 0
+    show = [sys.executable, "-m", "megatron_bfp", "show", str(corpus / "data_text_document"), "--seq-length", "128"]
+    show += ["--split", "90,5,5", "--sample", listed[3][0]]
+    shown = subprocess.run(show, capture_output=True, text=True, env=ENVIRONMENT, timeout=60)
+    assert f"sequence {listed[3][1]} of" in shown.stdout, shown.stdout + shown.stderr
+
+
+def test_concatenation_inside_documents_trains_too(corpus):
+    plain = train(corpus, "--data-impl", "mmap")
+    inside = train(corpus, "--data-impl", "mmap", "--dataloader-inter-document-masking")
+    assert as_numbers(inside) != as_numbers(plain)
+    assert as_numbers(inside)[0][0] == pytest.approx(as_numbers(plain)[0][0], abs=0.05)
+
+
 def test_concatenation_trains_with_the_same_command_also_without_other_splits(corpus):
     steps = train(corpus, "--data-impl", "mmap", "--split", "999999,1,1", train_iters=3)
     losses = [float(loss) for loss, _, _ in steps.values()]

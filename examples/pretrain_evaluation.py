@@ -1,0 +1,49 @@
+"""The loss of micro-batches, and a model's perplexity over the target tokens of a whole split."""
+
+import math
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+from megatron.core import parallel_state
+from torch import Tensor, distributed
+
+from megatron_bfp.attention import DocumentBoundaries, document_boundaries
+
+
+class Evaluation(NamedTuple):
+    """A model on a split."""
+
+    loss: float
+    """Mean over all target tokens, natural logarithm."""
+    num_targets: int
+
+    @property
+    def perplexity(self) -> float:
+        """e to the loss."""
+        return math.exp(self.loss) if self.loss < 700 else math.inf
+
+
+def summed_loss(model: Any, batch: dict[str, Tensor], boundaries: DocumentBoundaries) -> Tensor:
+    """The sum of the losses of a micro-batch's targets, float32 []."""
+    losses = model(batch["tokens"], batch["position_ids"], None, labels=batch["labels"], packed_seq_params=boundaries)
+    return (losses.float() * batch["loss_mask"]).sum()
+
+
+def evaluate(model: Any, batches: Iterable[dict[str, Tensor]]) -> Evaluation:
+    """Mean loss over the micro-batches of all data-parallel ranks; the model trains on afterwards.
+
+    Args:
+        model: a model or engine; all ranks must have equally many micro-batches.
+    """
+    sums = torch.zeros(2, dtype=torch.float64)
+    model.eval()
+    with torch.no_grad():
+        for batch in batches:
+            device = batch["tokens"].device
+            loss = summed_loss(model, batch, document_boundaries(batch["cu_seqlens"], device))
+            sums = sums.to(device) + torch.stack([loss.double(), batch["loss_mask"].sum(dtype=torch.float64)])
+    model.train()
+    distributed.all_reduce(sums, group=parallel_state.get_data_parallel_group())
+    loss, num_targets = sums.tolist()
+    return Evaluation(loss / max(1.0, num_targets), int(num_targets))
