@@ -41,17 +41,20 @@ def build(sizes, dataset_config, dataset_class=BFPGPTDataset):
     return BlendedMegatronDatasetBuilder(dataset_class, sizes, lambda: True, dataset_config).build()
 
 
-def initialize_megatron():
-    """One process as a world of its own, for tests that make a model."""
+def initialize_megatron(rank=0, world_size=1, store=None, tensor_parallel=1):
+    """This process as one of a world, by default alone, for tests that make a model.
+
+    ``store`` is a file that all processes name.
+    """
     from megatron.core import parallel_state
     from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 
     if not distributed.is_initialized():
-        store = tempfile.NamedTemporaryFile(delete=False)
+        store = store or tempfile.NamedTemporaryFile(delete=False).name
         backend = "nccl" if torch.cuda.is_available() else "gloo"
-        distributed.init_process_group(backend, init_method=f"file://{store.name}", rank=0, world_size=1)
+        distributed.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=world_size)
     if not parallel_state.model_parallel_is_initialized():
-        parallel_state.initialize_model_parallel()
+        parallel_state.initialize_model_parallel(tensor_parallel)
     model_parallel_cuda_manual_seed(1, inference_rng_tracker=not torch.cuda.is_available())
 
 

@@ -1,10 +1,12 @@
 """Parts of the example trainer and of the quickstart that need no run of their own."""
 
+import json
+
 import pytest
 import quickstart_check
 from pretrain_arguments import blend, parse_arguments
 
-from megatron_bfp import OptionError
+from megatron_bfp import BFPError, OptionError
 
 NEEDED = "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --micro-batch-size 1 --train-iters 100"
 NEEDED += " --data-path data --seq-length 64 --tokenizer-model tokenizer.json"
@@ -120,3 +122,46 @@ def test_the_quickstart_s_corpus_is_this_python_s_source():
     files = list(source_files())
     assert len(files) > 1000 and len(set(files)) == len(files)
     assert any(path.endswith("json/decoder.py") for path in files)
+
+
+def engine_config_of(tmp_path, config, text=""):
+    pytest.importorskip("deepspeed")
+    from pretrain_engine import engine_config
+
+    path = tmp_path / "deepspeed.json"
+    path.write_text(config if isinstance(config, str) else json.dumps(config))
+    options = options_of(f"--global-batch-size 8 --deepspeed_config {path} {text}")
+    return engine_config(options, accumulation=8)
+
+
+def test_deepspeed_s_json_is_completed_by_the_options(tmp_path):
+    given = {
+        "train_batch_size": "auto",
+        "gradient_clipping": 1.0,
+        "bf16": {"enabled": "auto", "immediate_grad_update": True},
+        "zero_optimization": {"stage": 2, "overlap_comm": False},
+    }
+    config = engine_config_of(tmp_path, given, "--bf16")
+    assert config["train_batch_size"] == config["gradient_accumulation_steps"] == 8
+    assert config["bf16"] == {"enabled": True, "immediate_grad_update": True}
+    assert config["zero_optimization"] == {"stage": 2, "overlap_comm": False}
+    assert engine_config_of(tmp_path, {})["zero_optimization"] == {"stage": 0}
+    assert engine_config_of(tmp_path, {}, "--zero-stage 3")["zero_optimization"] == {"stage": 3}
+
+
+@pytest.mark.parametrize(
+    "config, text, named",
+    [
+        ({"train_batch_size": 16}, "", "train_batch_size is 16, the options say 8"),
+        ({"bf16": {"enabled": True}}, "", "bf16 is True"),
+        ({"zero_optimization": {"stage": 1}}, "--zero-stage 2", "--zero-stage 2"),
+        ({"optimizer": {"type": "Adam"}}, "", "take out optimizer"),
+        ({"fp16": {"enabled": True}}, "", "take out fp16"),
+        ("[1]", "", "not a JSON object"),
+        ("{", "", "deepspeed.json"),
+    ],
+)
+def test_a_json_that_contradicts_the_options_is_refused(tmp_path, config, text, named):
+    pytest.importorskip("deepspeed")
+    with pytest.raises(BFPError, match=named):
+        engine_config_of(tmp_path, config, text)

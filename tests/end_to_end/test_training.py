@@ -4,85 +4,20 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 
 import pytest
-from conftest import DATA, ROOT
 
 pytest.importorskip("deepspeed")
 pytest.importorskip("tokenizers")
 
-STEP = re.compile(r"^iteration (\d+)/\d+ \| loss (\S+) .* grad norm (\S+) .* consumed samples (\d+) ", re.MULTILINE)
-ENVIRONMENT = os.environ | {
-    "PYTHONPATH": str(ROOT),
-    "PATH": os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"],
-    "OMP_NUM_THREADS": "1",
-    "CUDA_VISIBLE_DEVICES": "",
-}
-
-
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("", 0))
-        return listener.getsockname()[1]
+from launching import ENVIRONMENT, as_numbers, launch, make_corpus, train  # noqa: E402
 
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
-    """A corpus of this repository's own files, tokenized and indexed by the tool."""
-    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-
-    folder = tmp_path_factory.mktemp("corpus")
-    sources = sorted([*ROOT.glob("megatron_bfp/**/*.py"), *ROOT.glob("tests/**/*.py"), *ROOT.glob("examples/*.py")])
-    with open(folder / "corpus.jsonl", "w") as file:
-        for source in sources:
-            text = source.read_text()
-            for piece in [text, *text.split("\n\n\n")]:
-                file.write(json.dumps({"text": piece}) + "\n")
-        file.write((DATA / "nasty" / "00_good.jsonl").read_text())
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=512, special_tokens=["<eod>"], initial_alphabet=alphabet, show_progress=False
-    )
-    tokenizer.train([str(source) for source in sources], trainer)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    command = [sys.executable, str(ROOT / "tools/preprocess_bfp.py"), "--input", str(folder / "corpus.jsonl")]
-    command += ["--output-prefix", str(folder / "data"), "--tokenizer-model", str(folder / "tokenizer.json")]
-    command += ["--eod-token", "<eod>", "--append-eod", "--seq-length", "128", "--split", "90,5,5", "--workers", "2"]
-    subprocess.run(command, check=True, timeout=120)
-    return folder
-
-
-def launch(corpus, *options, ranks=2, train_iters=6):
-    """Run the trainer under ``deepspeed``; returns its exit status and output."""
-    command = ["deepspeed", "--num_gpus", str(ranks), "--master_port", str(free_port())]
-    command += [str(ROOT / "examples/pretrain_gpt.py"), "--num-layers", "2", "--hidden-size", "64"]
-    command += ["--num-attention-heads", "4", "--seq-length", "128", "--train-iters", str(train_iters)]
-    command += ["--group-query-attention", "--num-query-groups", "2", "--lr", "3e-3", "--lr-warmup-iters", "2"]
-    command += ["--tokenizer-model", str(corpus / "tokenizer.json"), "--eod-token", "<eod>"]
-    defaults = {"--global-batch-size": 8, "--micro-batch-size": 2, "--num-workers": 0, "--split": "90,5,5"}
-    defaults["--data-path"] = corpus / "data_text_document"
-    for name, value in defaults.items():
-        if name not in options:
-            command += [name, str(value)]
-    command += map(str, options)
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, env=ENVIRONMENT, cwd=corpus)
-    return done.returncode, done.stdout + done.stderr
-
-
-def train(corpus, *options, **keywords):
-    """The printed (loss, gradient norm, consumed samples) of each iteration."""
-    status, output = launch(corpus, *options, **keywords)
-    assert status == 0, output[-5000:]
-    return {int(iteration): values for iteration, *values in STEP.findall(output)}
-
-
-def as_numbers(steps):
-    return [[float(loss), float(norm)] for loss, norm, _ in steps.values()]
+    return make_corpus(tmp_path_factory.mktemp("corpus"))
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ if [ "${1:-}" = --wheels ]; then
     packages=$(mktemp -d)
     trap 'rm -rf "$packages"' EXIT
     "$python" -m pip install --quiet --no-index --no-deps --no-compile --target "$packages" "$2"/*.whl
-    export PYTHONPATH=$PWD:$packages${PYTHONPATH:+:$PYTHONPATH}
+    export PYTHONPATH=$PWD:$packages${PYTHONPATH:+:$PYTHONPATH} PATH=$packages/bin:$PATH
 else
     [ -x .venv/bin/python ] || "$python" -m venv .venv
     python=.venv/bin/python
