@@ -82,6 +82,6 @@ def test_tensor_parallel(prefix, tmp_path):
     torch.multiprocessing.spawn(tensor_parallel_rank, (str(tmp_path / "store"), prefix), nprocs=RANKS)
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("stage", [pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow), 3])
 def test_zero(prefix, tmp_path, stage):
     torch.multiprocessing.spawn(zero_rank, (str(tmp_path / "store"), prefix, stage), nprocs=RANKS)
