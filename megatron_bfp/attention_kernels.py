@@ -7,7 +7,7 @@ honours the boundaries: there is none that ignores them, and none makes a mask o
 """
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from inspect import signature
 from typing import Any, NamedTuple
 
@@ -109,10 +109,7 @@ def torch_varlen(
     query: Tensor, key: Tensor, value: Tensor, segments: Segments, softmax_scale: float, dropout: float
 ) -> Tensor:
     """``torch.nn.attention.varlen``, which comes with torch (2.11 and later)."""
-    varlen_attn = _torch_varlen()
-    # before torch 2.12 grouped queries needed no flag
-    grouped = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
-    return varlen_attn(
+    return _torch_varlen()(
         query,
         key,
         value,
@@ -122,7 +119,6 @@ def torch_varlen(
         segments.max_seqlen,
         scale=softmax_scale,
         window_size=(-1, 0),
-        **grouped,
     )
 
 
@@ -202,9 +198,10 @@ def transformer_engine_thd(
 def _torch_varlen() -> Callable[..., Any]:
     from torch.nn.attention.varlen import varlen_attn
 
-    if "window_size" not in signature(varlen_attn).parameters:
+    parameters = signature(varlen_attn).parameters
+    if "window_size" not in parameters:
         raise ImportError("torch is older than 2.11")
-    return varlen_attn
+    return partial(varlen_attn, enable_gqa=True) if "enable_gqa" in parameters else varlen_attn  # 2.11 needs no flag
 
 
 @lru_cache
