@@ -159,8 +159,8 @@ def _check_data(dataset_class: type[GPTDataset], config: GPTDatasetConfig, split
     for prefix in config.blend[0]:
         dataset = IndexedDataset(prefix)
         first, end = document_range(fractions, dataset.num_documents)
-        starts, ends = dataset.spans(np.array([first, end - 1])) if first < end else ([0], [0])
-        if starts[0] == ends[-1]:
+        spans = dataset.spans(np.array([first, end - 1])) if first < end else [(0, 0)]
+        if spans[0][0] == spans[-1][1]:
             raise OptionError(f"--split {config.split}: the {split.name} split of {prefix} has no tokens")
         if dataset_class is BFPGPTDataset:
             BFPGPTDataset(dataset, prefix, None, None, split, config)

@@ -22,6 +22,7 @@ from .index_format import IndexKey, document_range
 from .indexed_dataset import IndexedDataset
 from .packing import checked_cap
 from .progress import log_progress
+from .sample_tensors import SampleTensors
 from .samples import build_sample, dense_attention_mask
 from .sequence_index import SequenceIndex
 from .shuffle import sequence_of_sample
@@ -163,7 +164,7 @@ class BFPGPTDataset(GPTDataset):
             bool(self.config.reset_position_ids),
             self.masked_input,
         )
-        tensors = {name: torch.from_numpy(array) for name, array in sample._asdict().items()}
+        tensors = SampleTensors(zip(sample._fields, map(torch.from_numpy, sample)))
         if idx is None:
             tensors["loss_mask"].zero_()
         if self.config.create_attention_mask:

@@ -100,14 +100,14 @@ class IndexedDataset:
         """Tokens of each document, as something that slices like an array."""
         return DocumentLengths(self)
 
-    def spans(self, documents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def spans(self, documents: np.ndarray) -> list[tuple[int, int]]:
         """Where documents lie in the .bin.
 
         Args:
             documents: int64 [k] document ids.
 
         Returns:
-            int64 [k] first tokens and int64 [k] ends, counted in tokens from the start of the .bin.
+            The first token and the end of each, counted in tokens from the start of the .bin.
 
         Raises:
             IndexError: no such document.
@@ -116,18 +116,22 @@ class IndexedDataset:
         itemsize = self.dtype.itemsize
         try:  # one sequence a document, its length and the next pointer in accord: few operations, this is a hot path
             sequences = self.document_indices[documents]
-            starts = self.sequence_pointers[sequences]
-            ends = self.sequence_pointers[self.document_indices[documents + 1]]
-            lengths = self.sequence_lengths[sequences].astype(np.int64)
-            is_sound = (starts + lengths * itemsize == ends) & ((documents | sequences | starts | lengths) >= 0)
-            if np.count_nonzero(is_sound) < len(documents):
-                starts, ends = self._checked_spans(documents)
+            starts = self.sequence_pointers[sequences].tolist()
+            lengths = self.sequence_lengths[sequences].tolist()
+            ends = self.sequence_pointers[self.document_indices[documents + 1]].tolist()
         except IndexError:  # also where the last document is among them: no pointer follows it
-            starts, ends = self._checked_spans(documents)
-        return starts // itemsize, ends // itemsize
+            return self._checked_spans(documents)
+        spans = []
+        for document, sequence, start, length, end in zip(
+            documents.tolist(), sequences.tolist(), starts, lengths, ends, strict=True
+        ):
+            if start + length * itemsize != end or length < 0 or start < 0 or sequence < 0 or document < 0:
+                return self._checked_spans(documents)
+            spans.append((start // itemsize, end // itemsize))
+        return spans
 
-    def _checked_spans(self, documents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """``spans`` in bytes, for documents of any number of sequences."""
+    def _checked_spans(self, documents: np.ndarray) -> list[tuple[int, int]]:
+        """``spans`` for documents of any number of sequences."""
         if np.any((documents < 0) | (documents >= self.num_documents)):
             raise IndexError(f"{self.prefix}: documents {documents.tolist()} are not all in [0, {self.num_documents})")
         firsts, ends = self.document_indices[documents], self.document_indices[documents + 1]
@@ -136,7 +140,9 @@ class IndexedDataset:
             self._refuse(f"first sequence of document {documents[np.argmax(wrong)]}")
         for first, end in zip(firsts.tolist(), ends.tolist()):
             self._check_sequences(first, end)
-        return self._pointer(firsts), self._pointer(ends)
+        itemsize = self.dtype.itemsize
+        pointers = (self._pointer(firsts) // itemsize).tolist(), (self._pointer(ends) // itemsize).tolist()
+        return list(zip(*pointers, strict=True))
 
     def tokens(self, start: int, count: int) -> np.ndarray:
         """``count`` tokens from position ``start`` of the .bin, as ``dtype`` [count]; read-only where it is mapped.
@@ -158,8 +164,8 @@ class IndexedDataset:
 
     def document(self, document: int) -> np.ndarray:
         """All tokens of a document, ``dtype`` [length]."""
-        starts, ends = self.spans(np.array([document]))
-        return self.tokens(int(starts[0]), int(ends[0] - starts[0]))
+        ((start, end),) = self.spans(np.array([document]))
+        return self.tokens(start, end - start)
 
     def check_pointers(self, progress: Progress = without_progress) -> None:
         """Check every length and pointer of the .idx, in one pass.

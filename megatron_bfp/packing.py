@@ -130,19 +130,17 @@ class Entry(NamedTuple):
     full_chunks: int
     """Number of full chunks the document has; 0 for remainder chunks, whose documents may have any."""
 
-    def spans(self, starts: np.ndarray | int, ends: np.ndarray, seq_length: int) -> np.ndarray:
-        """Where the chunks begin and end, given where their documents do: int64 [k, 2].
+    def chunk_spans(self, document_spans: list[tuple[int, int]], seq_length: int) -> list[tuple[int, int]]:
+        """Where the chunks begin and end, given where their documents do.
 
         Args:
-            starts, ends: int64 [k], tokens from anywhere, such as from the start of each document or of a file.
+            document_spans: k starts and ends, tokens from anywhere, such as from the start of each document or of a
+                file.
         """
-        spans = np.empty((len(self.documents), 2), dtype=np.int64)
         if self.full_chunk is None:
-            spans[:, 0], spans[:, 1] = ends - (ends - starts) % seq_length, ends
-        else:
-            spans[:, 0] = starts + self.full_chunk * seq_length
-            spans[:, 1] = spans[:, 0] + seq_length
-        return spans
+            return [(end - (end - start) % seq_length, end) for start, end in document_spans]
+        firsts = [start + self.full_chunk * seq_length for start, _ in document_spans]
+        return [(first, first + seq_length) for first in firsts]
 
 
 @dataclass(frozen=True)
@@ -174,7 +172,8 @@ class Packing:
     def __getitem__(self, sequence: int) -> np.ndarray:
         """int64 [k, 3]: document, offset and length (tokens) of each chunk of the sequence, in order."""
         entry = self.table.entry(sequence)
-        spans = entry.spans(0, self.lengths[entry.documents].astype(np.int64), self.table.seq_length)
+        documents = [(0, length) for length in self.lengths[entry.documents].tolist()]
+        spans = np.array(entry.chunk_spans(documents, self.table.seq_length), dtype=np.int64)
         return np.column_stack([entry.documents, spans[:, 0], spans[:, 1] - spans[:, 0]])
 
 

@@ -33,7 +33,7 @@ class Sample(NamedTuple):
 
 def build_sample(
     dataset: IndexedDataset,
-    positions: np.ndarray,
+    positions: list[tuple[int, int, int]],
     seq_length: int,
     reset_position_ids: bool = False,
     masked_input: int | None = None,
@@ -41,7 +41,7 @@ def build_sample(
     """Read the chunks of one sequence.
 
     Args:
-        positions: int64 [k, 3]: start and end of each chunk and the end of its document in the .bin (tokens), as
+        positions: start and end of each chunk and the end of its document in the .bin (tokens), as
             ``SequenceIndex.positions`` gives them.
         reset_position_ids: positions restart at every chunk.
         masked_input: a token id whose positions get no loss (EOD with Megatron's ``eod_mask_loss``).
@@ -49,31 +49,35 @@ def build_sample(
     Raises:
         IndexedDatasetError: the dataset is damaged.
     """
-    tokens = np.zeros(seq_length, dtype=np.int64)
-    labels = np.zeros(seq_length, dtype=np.int64)
-    boundaries, without_label, longest = [0], [], 0
+    row = np.empty(seq_length + 1, dtype=dataset.dtype)
+    boundaries, last_positions, last_targets, without_target, longest = [0], [], [], [], 0
     end = 0
-    for chunk_start, chunk_end, document_end in positions.tolist():
-        begin, end = end, end + chunk_end - chunk_start
-        next_end = min(chunk_end + 1, document_end)  # one token more where the document goes on: the last target
-        found = dataset.tokens(chunk_start, next_end - chunk_start)
-        tokens[begin:end] = found[: end - begin]
-        labels[begin : begin + len(found) - 1] = found[1:]
-        if next_end == chunk_end:
-            without_label.append(end - 1)
+    for chunk_start, chunk_end, document_end in positions:
+        length = chunk_end - chunk_start
+        begin, end = end, end + length
+        if chunk_end < document_end:  # it goes on: its next token is the last target
+            row[begin : end + 1] = dataset.tokens(chunk_start, length + 1)
+            last_targets.append(row[end])
+        else:
+            row[begin:end] = dataset.tokens(chunk_start, length)
+            last_targets.append(0)
+            without_target.append(end - 1)
+        last_positions.append(end - 1)
         boundaries.append(end)
-        longest = max(longest, end - begin)
-    loss_mask = np.zeros(seq_length, dtype=np.float32)
-    loss_mask[:end] = 1.0
-    loss_mask[without_label] = 0.0
+        longest = max(longest, length)
+    row[end:] = 0
+    tokens, labels = row[:-1].astype(np.int64), row[1:].astype(np.int64)
+    labels[last_positions] = last_targets
+    loss_mask = np.ones(seq_length, dtype=np.float32)
+    loss_mask[end:] = 0.0
+    loss_mask[without_target] = 0.0
     if masked_input is not None:
         loss_mask[:end][tokens[:end] == masked_input] = 0.0
     position_ids = np.arange(seq_length, dtype=np.int64)
     if reset_position_ids:
         position_ids -= np.repeat(boundaries, np.diff(boundaries, append=seq_length))
-    cu_seqlens = np.empty(seq_length + 1, dtype=np.int32)
+    cu_seqlens = np.full(seq_length + 1, seq_length, dtype=np.int32)
     cu_seqlens[: len(boundaries)] = boundaries
-    cu_seqlens[len(boundaries) :] = seq_length
     max_seqlen = np.array(max(longest, seq_length - end), dtype=np.int32)
     return Sample(tokens, labels, loss_mask, position_ids, cu_seqlens, max_seqlen)
 

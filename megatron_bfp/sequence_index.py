@@ -75,40 +75,45 @@ class SequenceIndex:
             IndexError: no such sequence.
             SequenceIndexError: the entry contradicts the dataset or the sequence length.
         """
-        documents, starts, spans, _ = self._read(sequence)
-        return np.column_stack([documents, spans[:, 0] - starts, spans[:, 1] - spans[:, 0]])
+        documents, document_spans, spans = self._read(sequence)
+        chunks = [
+            (document, start - document_start, end - start)
+            for document, (document_start, _), (start, end) in zip(documents, document_spans, spans, strict=True)
+        ]
+        return np.array(chunks, dtype=np.int64)
 
-    def positions(self, sequence: int) -> np.ndarray:
+    def positions(self, sequence: int) -> list[tuple[int, int, int]]:
         """Where the chunks of one sequence lie in the .bin.
 
         Returns:
-            int64 [k, 3]: start and end of each chunk and the end of its document, in tokens from the start of the .bin.
+            Start and end of each chunk and the end of its document, in tokens from the start of the .bin.
 
         Raises:
             As ``chunks``.
         """
-        _, _, spans, ends = self._read(sequence)
-        positions = np.empty((len(ends), 3), dtype=np.int64)
-        positions[:, :2], positions[:, 2] = spans, ends
-        return positions
+        _, document_spans, spans = self._read(sequence)
+        return [(start, end, document_end) for (start, end), (_, document_end) in zip(spans, document_spans)]
 
-    def _read(self, sequence: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Documents, their starts, the spans of the chunks, and the documents' ends, in tokens of the .bin."""
-        entry = self.table.entry(sequence)
-        documents = entry.documents
-        known = (documents >= self.key.first_document) & (documents < self.key.end_document)
-        if np.count_nonzero(known) < len(documents):
-            self._refuse(sequence, f"names document {documents[np.argmin(known)]}")
-        starts, ends = self.dataset.spans(documents)
-        if entry.full_chunk is not None and entry.full_chunks != (ends[0] - starts[0]) // self.key.seq_length:
-            self._refuse(sequence, f"does not match the length of document {documents[0]}")
-        spans = entry.spans(starts, ends, self.key.seq_length)
-        lengths = spans[:, 1] - spans[:, 0]
-        if np.count_nonzero(lengths) < len(lengths):
-            self._refuse(sequence, "has an empty chunk")
-        if lengths.sum() > self.key.seq_length:
+    def _read(self, sequence: int) -> tuple[list[int], list[tuple[int, int]], list[tuple[int, int]]]:
+        """Documents, and start and end of each of them and of its chunk, in tokens of the .bin."""
+        entry, seq_length = self.table.entry(sequence), self.key.seq_length
+        documents = entry.documents.tolist()
+        for document in documents:
+            if not self.key.first_document <= document < self.key.end_document:
+                self._refuse(sequence, f"names document {document}")
+        document_spans = self.dataset.spans(entry.documents)
+        if entry.full_chunk is not None:
+            ((start, end),) = document_spans
+            if entry.full_chunks != (end - start) // seq_length:
+                self._refuse(sequence, f"does not match the length of document {documents[0]}")
+        spans, num_tokens = entry.chunk_spans(document_spans, seq_length), 0
+        for start, end in spans:
+            if start == end:
+                self._refuse(sequence, "has an empty chunk")
+            num_tokens += end - start
+        if num_tokens > seq_length:
             self._refuse(sequence, "has more tokens than fit")
-        return documents, starts, spans, ends
+        return documents, document_spans, spans
 
     def _refuse(self, sequence: int, reason: str) -> None:
         raise damaged(self.path, self.dataset, f"sequence {sequence} {reason}")

@@ -104,7 +104,7 @@ def view_sequence(index: SequenceIndex, sequence: int, origin: str = "") -> Sequ
     positions = index.positions(sequence)
     sample = build_sample(index.dataset, positions, index.key.seq_length)
     chunks = []
-    rows = zip(index.chunks(sequence).tolist(), positions.tolist(), sample.cu_seqlens.tolist(), strict=False)
+    rows = zip(index.chunks(sequence).tolist(), positions, sample.cu_seqlens.tolist(), strict=False)
     for (document, offset, length), (start, _, document_end), begin in rows:
         targets = int(np.count_nonzero(sample.loss_mask[begin : begin + length]))
         chunks.append(Chunk(begin, begin + length, document, offset, document_end - start + offset, targets))

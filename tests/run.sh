@@ -28,7 +28,7 @@ if [ -n "$version" ]; then
     python=$(bash tests/find_python.sh "$version")
     extras='.[test]'
     packages=(torch megatron-core)
-    tests=(tests/test_{gpt_dataset,attention,attention_kernels,equivalence,baseline,evaluation}.py)
+    tests=(tests/test_{gpt_dataset,sample_tensors,attention,attention_kernels,equivalence,baseline,evaluation}.py)
 else
     venv=.venv
     python=${PYTHON:-python3}
