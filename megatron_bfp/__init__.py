@@ -10,7 +10,8 @@ The way of the data, with the module that takes each step::
 imported when first used.
 """
 
-from .errors import BFPError, IndexedDatasetError, InputError, OptionError, SequenceIndexError
+from .errors import BFPError, IndexedDatasetError, InputError, IntegrationError, OptionError, SequenceIndexError
+from .integrations.activation import install
 from .packing import Packing, pack
 
 __version__ = "0.1.0"
@@ -21,9 +22,11 @@ __all__ = [
     "BFPGPTDatasetConfig",
     "IndexedDatasetError",
     "InputError",
+    "IntegrationError",
     "OptionError",
     "Packing",
     "SequenceIndexError",
+    "install",
     "pack",
 ]
 

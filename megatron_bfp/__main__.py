@@ -1,10 +1,17 @@
-"""``python -m megatron_bfp VERB``: check the sequence indexes of datasets and look at their sequences."""
+"""``python -m megatron_bfp VERB``: look after sequence indexes and the start-up file.
 
+``python -m megatron_bfp SCRIPT.py OPTIONS`` runs a training script of Megatron-LM or Megatron-DeepSpeed, which then
+knows ``--data-impl bfp``.
+"""
+
+import os
 import sys
 from collections.abc import Sequence
 
 from .command_line import Parser, run
 from .index_verification import verify_all
+from .integrations import startup_file
+from .integrations.activation import is_script, run_script
 from .progress import terminal_progress
 from .show_command import add_arguments, show
 from .tables import format_table
@@ -14,19 +21,36 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Parse the command line and do what it says.
 
     Raises:
-        BFPError: bad options, or an index that is not right.
+        BFPError: bad options, an index that is not right, or a Megatron that is not known.
     """
-    parser = Parser(prog="python -m megatron_bfp", description="Look after the sequence indexes of datasets.")
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    first = next((argument for argument in arguments if not argument.startswith("-")), "")
+    if is_script(first):
+        run_script(arguments)
+        return
+    options = _parser().parse_args(arguments)
+    if options.verb == "show":
+        show(options)
+    elif options.verb == "verify":
+        verify_command(options.prefix, options.data_cache_path)
+    else:
+        startup_command(options.verb)
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="python -m megatron_bfp",
+        description="Look after sequence indexes, or run a training script: python -m megatron_bfp SCRIPT.py OPTIONS.",
+    )
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     verify = verbs.add_parser("verify", help="check every index of a dataset against its .idx, byte for byte")
     verify.add_argument("prefix", metavar="PREFIX", help="the dataset's path without .bin or .idx")
     verify.add_argument("--data-cache-path", help="also check the dataset's indexes in this cache")
     add_arguments(verbs.add_parser("show", help="show what one training sequence consists of"))
-    options = parser.parse_args(argv)
-    if options.verb == "show":
-        show(options)
-    else:
-        verify_command(options.prefix, options.data_cache_path)
+    verbs.add_parser("enable", help="let unedited Megatron scripts of this Python take --data-impl bfp")
+    verbs.add_parser("disable", help="undo enable")
+    verbs.add_parser("status", help="say whether it is enabled")
+    return parser
 
 
 def verify_command(prefix: str, cache_path: str | None) -> None:
@@ -37,5 +61,15 @@ def verify_command(prefix: str, cache_path: str | None) -> None:
     print(format_table(["index", *(name.replace("_", " ") for name in names), "state"], rows))
 
 
+def startup_command(verb: str) -> None:
+    """Write, remove or look for the start-up file, and say where it is."""
+    if verb == "enable":
+        print(f"enabled for {sys.executable}: {startup_file.enable()}")
+    elif verb == "disable":
+        print("\n".join(f"removed {path}" for path in startup_file.disable()) or "it was not enabled")
+    else:
+        print("\n".join(f"enabled: {path}" for path in startup_file.installed_at()) or "not enabled")
+
+
 if __name__ == "__main__":
-    sys.exit(run(main, "megatron_bfp"))
+    sys.exit(run(main, "megatron_bfp", quiet=os.environ.get("RANK", "0") != "0"))

@@ -24,7 +24,7 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
-from .attention_kernels import Needs, Segments, choose_kernel, join_rows
+from .attention_kernels import Needs, Segments, choose_kernel, join_rows, joined_segments
 from .errors import OptionError
 
 
@@ -128,29 +128,39 @@ class DocumentAttention(MegatronModule):
         """Attend.
 
         Args:
-            query: [s, b, heads, head size].
-            key, value: [s, b, groups, head size].
+            query: [s, b, heads, head size], or [t, heads, head size] with rows joined (``qkv_format="thd"``).
+            key, value: the same with groups for heads.
             attention_mask, attention_bias: must be None.
-            packed_seq_params: as ``document_boundaries`` makes it.
+            packed_seq_params: as ``document_boundaries`` makes it, or Megatron-LM's for joined rows.
 
         Returns:
-            [s, b, heads * head size].
+            [s, b, heads * head size], or [t, heads * head size].
 
         Raises:
             OptionError: there are no boundaries, or not in this form.
         """
+        if attention_mask is not None or attention_bias is not None:
+            raise OptionError("attention inside documents takes no attention_mask or attention_bias; pass None")
+        dropout = self.dropout if self.training else 0.0
+        if packed_seq_params is not None and packed_seq_params.qkv_format == "thd":
+            segments = _segments_of_joined(packed_seq_params, len(query))
+            return self.attend(query, key, value, segments, self.softmax_scale, dropout).flatten(1)
         if not isinstance(packed_seq_params, DocumentBoundaries):
             raise OptionError(
                 "attention inside documents needs their boundaries: pass "
                 "packed_seq_params=document_boundaries(batch['cu_seqlens']) to the model"
             )
-        if attention_mask is not None or attention_bias is not None:
-            raise OptionError("attention inside documents takes no attention_mask or attention_bias; pass None")
         seq_length, batch = query.shape[:2]
         if packed_seq_params.cu_seqlens_q.shape != (batch, seq_length + 1):
             shape = list(packed_seq_params.cu_seqlens_q.shape)
             raise OptionError(f"cu_seqlens has shape {shape}, expected {[batch, seq_length + 1]}")
         joined = (tensor.transpose(0, 1).flatten(0, 1) for tensor in (query, key, value))
-        dropout = self.dropout if self.training else 0.0
         found = self.attend(*joined, packed_seq_params.segments, self.softmax_scale, dropout)
         return found.reshape(batch, seq_length, -1).transpose(0, 1).contiguous()
+
+
+def _segments_of_joined(packed_seq_params: PackedSeqParams, num_positions: int) -> Segments:
+    """The segments of Megatron-LM's boundaries, worked out in the first layer and kept with them for the others."""
+    if getattr(packed_seq_params, "segments", None) is None:
+        packed_seq_params.segments = joined_segments(packed_seq_params.cu_seqlens_q, num_positions)
+    return packed_seq_params.segments

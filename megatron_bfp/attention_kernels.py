@@ -64,7 +64,26 @@ def join_rows(cu_seqlens: Tensor, device: torch.device | str | None = None) -> S
     length = rows.shape[1] - 1
     if length < 1 or (rows[:, 0] != 0).any() or (rows[:, -1] != length).any() or (rows.diff(dim=1) < 0).any():
         raise OptionError("cu_seqlens: each row must rise from 0 to the sequence length, as a dataset's samples do")
-    joined = torch.unique_consecutive(rows + length * torch.arange(len(rows))[:, None])
+    return _segments(rows + length * torch.arange(len(rows))[:, None], device)
+
+
+def joined_segments(cu_seqlens: Tensor, num_positions: int) -> Segments:
+    """The segments of a micro-batch whose rows were joined before, as Megatron-LM does it.
+
+    Args:
+        cu_seqlens: int32 [any], from 0 to ``num_positions``, where entries may repeat. On a GPU the host waits once.
+
+    Raises:
+        OptionError: they do not rise from 0 to ``num_positions``.
+    """
+    boundaries = cu_seqlens.to("cpu", torch.int64)
+    if boundaries[0] != 0 or boundaries[-1] != num_positions or (boundaries.diff() < 0).any():
+        raise OptionError(f"cu_seqlens must rise from 0 to {num_positions}, the positions of the micro-batch")
+    return _segments(boundaries, cu_seqlens.device)
+
+
+def _segments(boundaries: Tensor, device: torch.device | str) -> Segments:
+    joined = torch.unique_consecutive(boundaries)
     cu_seqlens = joined.to(torch.int32)
     if torch.device(device).type == "cuda":
         cu_seqlens = cu_seqlens.pin_memory().to(device, non_blocking=True)

@@ -19,3 +19,7 @@ class IndexedDatasetError(BFPError):
 
 class SequenceIndexError(BFPError):
     """A sequence index is missing, damaged, stale or meant for something else."""
+
+
+class IntegrationError(BFPError):
+    """A training script's Megatron is not one that this package knows, or was imported before the plugin."""

@@ -91,16 +91,19 @@ def build(
     """
     if key.end_document > dataset.num_documents:
         raise OptionError(f"{dataset.prefix}: has {dataset.num_documents} documents, none up to {key.end_document}")
-    target = os.path.join(directory, key.name)
+    target, was_built = os.path.join(directory, key.name), False
     try:
         os.makedirs(directory, exist_ok=True)
         with locked_directory(directory) as is_locked:
             _remove_leftovers(directory, is_locked)
             if overwrite or not os.path.isdir(target):
                 _build_and_rename(dataset, key, target, overwrite, progress)
+                was_built = True
     except OSError as error:
         raise SequenceIndexError(f"{target}: cannot be written: {error.strerror or error}") from error
-    return SequenceIndex(target, dataset)
+    index = SequenceIndex(target, dataset)
+    index.was_built = was_built
+    return index
 
 
 def _build_and_rename(dataset: IndexedDataset, key: IndexKey, target: str, overwrite: bool, progress: Progress) -> None:

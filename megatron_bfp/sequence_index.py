@@ -42,6 +42,7 @@ class SequenceIndex:
     Attributes:
         key: what the index is for.
         counts: the counts of index.json: documents, empty_documents, tokens, sequences, padding.
+        was_built: whether it was built just now by this process.
 
     Raises:
         SequenceIndexError: it is missing, damaged, stale, or of another dataset; the message says what to do.
@@ -49,6 +50,7 @@ class SequenceIndex:
 
     def __init__(self, path: str, dataset: IndexedDataset) -> None:
         self.path, self.dataset = str(path), dataset
+        self.was_built = False
         self.key = _key_of(self.path, dataset)
         try:
             metadata = _read_metadata(self.path, self.key, dataset)

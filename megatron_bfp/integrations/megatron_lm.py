@@ -1,0 +1,227 @@
+"""``--data-impl bfp`` in Megatron-LM, for releases with ``--dataloader-inter-document-masking`` (core 0.19 and later).
+
+Megatron-LM knows everything that packed samples need: with that option its batches carry cu_seqlens through tensor
+and pipeline parallelism to the attention kernel. So three functions are enough to change: the options are declared,
+checked, and lead to ``BFPGPTDataset`` where a script asks the dataset builder for ``GPTDataset``.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable
+from dataclasses import fields
+from types import ModuleType
+from typing import Any
+
+from ..errors import IntegrationError, OptionError
+from .hooks import Hook, replace
+
+OLDEST = "megatron-core 0.19"
+
+REFUSED = {
+    "fim_data": ("--fim-data", "it rearranges samples after they were packed"),
+    "sft": ("--sft", "its samples are conversations, packed by its own dataset"),
+    "mock_data": ("--mock-data", "there are no documents to pack"),
+    "use_varlen_dataset": ("--use-varlen-dataset", "its samples are packed by its own dataset"),
+    "hybrid_context_parallel": ("--hybrid-context-parallel", "Megatron-LM does not support it with document masking"),
+    "hybrid_layer_pattern": ("--hybrid-layer-pattern", "a state space layer would carry its state across documents"),
+    "perform_rl_step": ("--perform-rl-step", "it makes its own samples"),
+    "per_dataset_sequences_path": (
+        "--per-dataset-sequences-path",
+        "counts come from the .idx itself, which is opened in constant time; leave it out",
+    ),
+}
+"""Attribute of the parsed options -> the option and why it cannot be used with packed samples."""
+
+
+def _add_options(add_data_args: Callable) -> Callable:
+    def add_data_args_and_ours(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+        parser = add_data_args(parser)
+        group = parser.add_argument_group(title="best-fit packing")
+        group.add_argument(
+            "--data-impl",
+            choices=["mmap", "bfp"],
+            default="mmap",
+            help="bfp: best-fit packed documents, attention inside documents; mmap: Megatron's own samples",
+        )
+        group.add_argument(
+            "--max-documents-per-sequence", type=int, help="with --data-impl bfp: a limit on a sequence's documents"
+        )
+        return parser
+
+    return add_data_args_and_ours
+
+
+def _check_options(validate_args: Callable) -> Callable:
+    def check_and_validate_args(args: argparse.Namespace, defaults: dict[str, Any] = {}) -> Any:  # noqa: B006
+        if args.data_impl == "bfp":
+            check(args)
+            args.dataloader_inter_document_masking = True
+        return validate_args(args, defaults)
+
+    return check_and_validate_args
+
+
+def check(args: argparse.Namespace) -> None:
+    """Refuse what packed samples cannot be trained with.
+
+    Raises:
+        IntegrationError: this Megatron-LM is too old.
+        OptionError: an option cannot be honoured.
+    """
+    if not hasattr(args, "dataloader_inter_document_masking"):
+        raise IntegrationError(
+            f"this Megatron-LM has no --dataloader-inter-document-masking, which --data-impl bfp needs; it came with "
+            f"{OLDEST}"
+        )
+    for attribute, (option, reason) in REFUSED.items():
+        if getattr(args, attribute, None):
+            raise OptionError(f"{option} cannot be used with --data-impl bfp: {reason}")
+    if (getattr(args, "context_parallel_size", 1) or 1) > 1:
+        raise OptionError(
+            "--context-parallel-size above 1 cannot be used with --data-impl bfp: Megatron-LM's document masking does "
+            "not support it; use tensor, sequence or pipeline parallelism"
+        )
+    if getattr(args, "dataloader_type", None) not in (None, "single"):
+        raise OptionError(
+            f"--dataloader-type {args.dataloader_type} cannot be used with --data-impl bfp: the order of samples would "
+            "depend on the data-parallel size; leave it out, packed samples are shuffled anyway"
+        )
+
+
+def _choose_dataset(initialize: Callable) -> Callable:
+    def initialize_with_packed_samples(
+        self: Any, cls: type, sizes: list[int | None], is_built_on_rank: Callable[[], bool], config: Any
+    ) -> None:
+        args = _options()
+        if args is not None and getattr(args, "data_impl", None) == "bfp":
+            cls, config = packed(cls, config, args.max_documents_per_sequence)
+            is_built_on_rank = _reads_batches
+        initialize(self, cls, sizes, is_built_on_rank, config)
+
+    return initialize_with_packed_samples
+
+
+def packed(cls: type, config: Any, max_documents_per_sequence: int | None) -> tuple[type, Any]:
+    """The dataset class and its config that take the place of GPTDataset and GPTDatasetConfig.
+
+    Raises:
+        OptionError: the script asks for another kind of dataset, or an option cannot be honoured.
+    """
+    from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
+
+    from ..gpt_dataset import BFPGPTDataset, BFPGPTDatasetConfig
+
+    if cls is not GPTDataset or type(config) is not GPTDatasetConfig:
+        raise OptionError(
+            f"--data-impl bfp takes the place of GPTDataset, this script builds {cls.__name__} with "
+            f"{type(config).__name__}"
+        )
+    settings = {field.name: getattr(config, field.name) for field in fields(config) if field.init}
+    settings["max_documents_per_sequence"] = max_documents_per_sequence
+    return BFPGPTDataset, BFPGPTDatasetConfig(**settings)
+
+
+def _reads_batches() -> bool:
+    """Whether this rank takes samples from the dataset: the first of each tensor-parallel group, in every pipeline
+    stage, as the boundaries are needed in all of them."""
+    from megatron.core import parallel_state
+
+    return parallel_state.get_tensor_model_parallel_rank() == 0
+
+
+def _options() -> argparse.Namespace | None:
+    """What Megatron-LM parsed; None in a script that uses megatron-core without Megatron-LM's options."""
+    if "megatron.training.global_vars" not in sys.modules:
+        return None
+    global_vars = sys.modules["megatron.training.global_vars"]
+    try:
+        return global_vars.get_args()
+    except AssertionError:  # not parsed yet
+        return None
+
+
+def _say_what_is_active(build: Callable) -> Callable:
+    def build_and_say(self: Any) -> list[Any]:
+        datasets = build(self)
+        args = _options()
+        if args is not None and getattr(args, "data_impl", None) == "bfp":
+            _say(args, datasets)
+        return datasets
+
+    return build_and_say
+
+
+def _say(args: argparse.Namespace, datasets: list[Any]) -> None:
+    """One line on rank 0 for each split: indexes, sequences, padding; and one on kernel and versions."""
+    import torch
+    from megatron.core import __version__ as core_version
+
+    from .. import __version__
+
+    if torch.distributed.is_initialized() and torch.distributed.get_rank() != 0:
+        return
+    for name, dataset in zip(("train", "valid", "test"), datasets, strict=True):
+        parts = _parts(dataset)
+        if parts:
+            print(f"best-fit packing: {name}: {summary(parts)}", flush=True)
+    kernel = "from --spec" if getattr(args, "spec", None) else f"{args.transformer_impl}, {args.attention_backend.name}"
+    print(
+        f"best-fit packing: attention inside documents by cu_seqlens ({kernel}), rotary positions restart in each; "
+        f"megatron_bfp {__version__}, megatron-core {core_version}, torch {torch.__version__}",
+        flush=True,
+    )
+    if not args.calculate_per_token_loss:
+        print(
+            "best-fit packing: the number of targets differs between micro-batches; with --calculate-per-token-loss "
+            "each target counts the same",
+            flush=True,
+        )
+
+
+def _parts(dataset: Any) -> list[Any]:
+    """The BFPGPTDatasets that a built split consists of, those from which nothing is drawn left out."""
+    found = dataset if isinstance(dataset, list) else getattr(dataset, "datasets", [dataset])
+    return [part for part in found if getattr(part, "sequence_index", None)]
+
+
+def summary(datasets: list[Any]) -> str:
+    """Indexes, sequences and padding of datasets, in words."""
+    indexes = [dataset.sequence_index for dataset in datasets]
+    sequences = sum(len(index) for index in indexes)
+    padding = sum(index.counts["padding"] for index in indexes)
+    positions = sum(len(index) * index.key.seq_length for index in indexes)
+    places = indexes[0].path if len(indexes) == 1 else f"{len(indexes):,} indexes"
+    built = sum(index.was_built for index in indexes)
+    return (
+        f"{places} ({built:,} built, {len(indexes) - built:,} opened), {sequences:,} sequences, "
+        f"padding {100 * padding / max(1, positions):.3f} %"
+    )
+
+
+def _change_arguments(module: ModuleType) -> None:
+    replace(module, "_add_data_args", "parser", _add_options)
+    replace(module, "validate_args", "args, defaults", _check_options)
+
+
+def _change_builder(module: ModuleType) -> None:
+    builder = module.BlendedMegatronDatasetBuilder
+    replace(builder, "__init__", "self, cls, sizes, is_built_on_rank, config", _choose_dataset)
+    replace(builder, "build", "self", _say_what_is_active)
+
+
+def _take_off_data_impl(_: ModuleType) -> None:
+    """Remove ``--data-impl mmap``, which Megatron-LM does not know, from the command line."""
+    kept, skip = [], False
+    for argument in sys.argv:
+        if not skip and argument != "--data-impl" and not argument.startswith("--data-impl="):
+            kept.append(argument)
+        skip = argument == "--data-impl"
+    sys.argv[:] = kept
+
+
+HOOKS: dict[str, Hook] = {
+    "megatron.training.arguments": _change_arguments,
+    "megatron.core.datasets.blended_megatron_dataset_builder": _change_builder,
+}
+
+HOOKS_FOR_MMAP: dict[str, Hook] = {"megatron.training.arguments": _take_off_data_impl}
