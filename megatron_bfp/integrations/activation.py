@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from ..errors import IntegrationError, OptionError
-from . import megatron_lm
+from . import megatron_deepspeed, megatron_lm
 from .hooks import AfterImport, Hook
 
 OPTION = "--data-impl"
@@ -50,7 +50,7 @@ def install() -> None:
 def _hooks_for(value: str | None) -> dict[str, Hook]:
     """Module name -> what to do with it."""
     if value == "bfp":
-        return megatron_lm.HOOKS
+        return megatron_lm.HOOKS | megatron_deepspeed.HOOKS
     if value == "mmap":
         return megatron_lm.HOOKS_FOR_MMAP
     return {}

@@ -1,0 +1,54 @@
+"""A copy of a Megatron-DeepSpeed checkout that runs on the CPU with today's packages.
+
+Nothing of the data's way, the masks, the loss or the parallelism is changed: what is edited are imports of packages that
+pre-training GPT does not use, an operation that is compiled for minutes, and views that only some strides allow.
+"""
+
+import shutil
+import subprocess
+import sysconfig
+from pathlib import Path
+
+NO_SHARED_MEMORY_OPERATION = (
+    "import deepspeed.ops\n"
+    "deepspeed.ops.__compatible_ops__['deepspeed_shm_comm'] = False  # compiled for minutes; gloo does without it\n"
+)
+
+
+def copy_for_cpu(checkout, folder):
+    """Copy what pre-training GPT needs of ``checkout`` into ``folder``, edit it, and compile its helpers; returns it."""
+    checkout, folder = Path(checkout), Path(folder)
+    for name in ("megatron", "tools"):
+        shutil.copytree(checkout / name, folder / name, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    shutil.copy(checkout / "pretrain_gpt.py", folder)
+    _edit(folder / "megatron/__init__.py", ("import torch\n", f"import torch\n{NO_SHARED_MEMORY_OPERATION}"))
+    _edit(
+        folder / "megatron/training.py",
+        ("from megatron.model.vision.knn_monitor import compute_feature_bank\n", ""),
+        ("from deepspeed.compression.compress import init_compression, redundancy_clean\n", ""),
+    )
+    _edit(folder / "megatron/tokenizer/tokenizer.py", ("from transformers import AutoTokenizer\n", ""))
+    # after the transposes of a micro-batch of several rows these have no strides that a view could take
+    _edit(folder / "megatron/model/transformer.py", ("_layer.view(output_size[", "_layer.reshape(output_size["))
+    _edit(folder / "megatron/model/transformer.py", ("value_layer.view(value_layer", "value_layer.reshape(value_layer"))
+    _compile_helpers(folder / "megatron/data")
+    return folder
+
+
+def _edit(path, *changes):
+    text = path.read_text()
+    for old, new in changes:
+        assert old in text, f"{path} has no {old!r}; this checkout is not the one that these tests know"
+        text = text.replace(old, new)
+    path.write_text(text)
+
+
+def _compile_helpers(folder):
+    """What its Makefile does, for the Python that runs the tests."""
+    import pybind11
+
+    target = folder / f"helpers{sysconfig.get_config_var('EXT_SUFFIX')}"
+    include = [f"-I{pybind11.get_include()}", f"-I{sysconfig.get_paths()['include']}"]
+    command = ["g++", "-O1", "-shared", "-std=c++17", "-fPIC", *include, str(folder / "helpers.cpp"), "-o", str(target)]
+    subprocess.run(command, check=True, timeout=300)
+    (folder / "Makefile").write_text("default:\n\t@true\n")
