@@ -208,8 +208,10 @@ def description(args: argparse.Namespace, datasets: tuple) -> list[str]:
     versions = [f"megatron_bfp {__version__}", f"DeepSpeed {version('deepspeed')}", f"torch {version('torch')}"]
     kernel = "torch's softmax with a mask"
     if args.use_flash_attn:
+        import flash_attn
+
         kernel = "flash-attn's varlen kernel"
-        versions.append(f"flash-attn {version('flash-attn')}")
+        versions.append(f"flash-attn {flash_attn.__version__}")
     lines.append(
         f"best-fit packing: attention inside documents by {kernel}, positions "
         f"{'restart in each' if args.reset_position_ids else 'of the whole sequence'}; {', '.join(versions)}"

@@ -1,7 +1,8 @@
 """A copy of a Megatron-DeepSpeed checkout that runs on the CPU with today's packages.
 
-Nothing of the data's way, the masks, the loss or the parallelism is changed: what is edited are imports of packages that
-pre-training GPT does not use, an operation that is compiled for minutes, and views that only some strides allow.
+Nothing of the data's way, the masks, the loss or the parallelism is changed: what is edited are imports of packages
+that pre-training GPT does not use, an operation that is compiled for minutes, views that only some strides allow, and
+a collective whose shapes gloo compares.
 """
 
 import shutil
@@ -9,30 +10,40 @@ import subprocess
 import sysconfig
 from pathlib import Path
 
-NO_SHARED_MEMORY_OPERATION = (
-    "import deepspeed.ops\n"
-    "deepspeed.ops.__compatible_ops__['deepspeed_shm_comm'] = False  # compiled for minutes; gloo does without it\n"
-)
+FIRST_LINES = """import atexit, torch, deepspeed.ops
+deepspeed.ops.__compatible_ops__['deepspeed_shm_comm'] = False  # compiled for minutes; gloo does without it
+atexit.register(lambda: torch.distributed.is_initialized() and torch.distributed.destroy_process_group())
+"""
 
 
 def copy_for_cpu(checkout, folder):
-    """Copy what pre-training GPT needs of ``checkout`` into ``folder``, edit it, and compile its helpers; returns it."""
+    """Copy what pre-training GPT needs of ``checkout`` into ``folder``, edit it, and compile its helpers."""
     checkout, folder = Path(checkout), Path(folder)
     for name in ("megatron", "tools"):
         shutil.copytree(checkout / name, folder / name, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
     shutil.copy(checkout / "pretrain_gpt.py", folder)
-    _edit(folder / "megatron/__init__.py", ("import torch\n", f"import torch\n{NO_SHARED_MEMORY_OPERATION}"))
+    _edit(folder / "megatron/__init__.py", ("import torch\n", FIRST_LINES))
     _edit(
         folder / "megatron/training.py",
         ("from megatron.model.vision.knn_monitor import compute_feature_bank\n", ""),
         ("from deepspeed.compression.compress import init_compression, redundancy_clean\n", ""),
     )
     _edit(folder / "megatron/tokenizer/tokenizer.py", ("from transformers import AutoTokenizer\n", ""))
-    # after the transposes of a micro-batch of several rows these have no strides that a view could take
-    _edit(folder / "megatron/model/transformer.py", ("_layer.view(output_size[", "_layer.reshape(output_size["))
-    _edit(folder / "megatron/model/transformer.py", ("value_layer.view(value_layer", "value_layer.reshape(value_layer"))
+    _edit(
+        folder / "megatron/model/transformer.py",
+        # after the transposes of a micro-batch of several rows these have no strides that a view could take
+        ("_layer.view(output_size[", "_layer.reshape(output_size["),
+        ("value_layer.view(value_layer", "value_layer.reshape(value_layer"),
+        (
+            "            except TypeError:\n                flash_attn_builder",
+            "            except (TypeError, ValueError):\n                flash_attn_builder",
+        ),
+    )
+    _edit(
+        folder / "megatron/core/sequence_parallel/cross_entropy.py",
+        ("all_gather_into_tensor(loss_all, loss,", "all_gather_into_tensor(loss_all.view(-1), loss,"),
+    )
     _compile_helpers(folder / "megatron/data")
-    return folder
 
 
 def _edit(path, *changes):
