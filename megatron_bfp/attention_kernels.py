@@ -241,6 +241,8 @@ def _flash_attention_3() -> Callable[..., Any]:
 def _flash_attention_4() -> Callable[..., Any]:
     from flash_attn.cute import flash_attn_varlen_func
 
+    if "max_seqlen_q" not in signature(flash_attn_varlen_func).parameters:
+        raise ImportError("flash-attn 2 brings an early one without a backward pass; install flash-attn-4")
     return flash_attn_varlen_func
 
 

@@ -149,6 +149,14 @@ def test_a_fused_kernel_is_given_boundaries_scale_and_causality(name, joined, li
     assert torch.allclose(found, plain_attention(*joined, segments.boundaries, 0.3))
 
 
+def test_the_early_flash_attention_4_that_comes_with_2_is_not_taken(libraries, gpu, monkeypatch):
+    gpu(9)
+    libraries("flash-attn", "flash-attn-4")
+    early = types.SimpleNamespace(flash_attn_varlen_func=lambda q, k, v, cu_seqlens_q, cu_seqlens_k: None)
+    monkeypatch.setitem(sys.modules, "flash_attn.cute", early)
+    assert kernels.choose_kernel(None, BF16)[0] == "flash-attn"
+
+
 def test_the_best_kernel_that_is_there_is_chosen(libraries, gpu):
     def chosen(major, *names, needs=BF16):
         gpu(major)

@@ -53,10 +53,14 @@ def _add_options(add_data_args: Callable) -> Callable:
 
 def _check_options(validate_args: Callable) -> Callable:
     def check_and_validate_args(args: argparse.Namespace, defaults: dict[str, Any] = {}) -> Any:  # noqa: B006
-        if args.data_impl == "bfp":
-            check(args)
-            args.dataloader_inter_document_masking = True
-        return validate_args(args, defaults)
+        if args.data_impl != "bfp":
+            return validate_args(args, defaults)
+        check(args)
+        args.dataloader_inter_document_masking = True
+        result = validate_args(args, defaults)
+        if args.micro_batch_size > 1 and args.pipeline_model_parallel_size > 1:
+            _let_stages_tell_shapes(args)
+        return result
 
     return check_and_validate_args
 
@@ -86,6 +90,23 @@ def check(args: argparse.Namespace) -> None:
             f"--dataloader-type {args.dataloader_type} cannot be used with --data-impl bfp: the order of samples would "
             "depend on the data-parallel size; leave it out, packed samples are shuffled anyway"
         )
+
+
+def _let_stages_tell_shapes(args: argparse.Namespace) -> None:
+    """Document masking joins the rows of a micro-batch, [b * s, 1, hidden], where the next stage expects [s, b, hidden]
+    unless each stage tells the shape of what it sends.
+
+    Raises:
+        OptionError: the token dispatcher of a mixture of experts does not allow that.
+    """
+    args.variable_seq_lengths = True
+    if args.moe_token_dispatcher_type == "allgather":
+        if args.num_experts:
+            raise OptionError(
+                "--moe-token-dispatcher-type allgather cannot be used with --data-impl bfp, pipeline parallelism and "
+                "--micro-batch-size above 1: give --moe-token-dispatcher-type alltoall or --micro-batch-size 1"
+            )
+        args.moe_token_dispatcher_type = "alltoall"  # checked by Megatron-LM even where there are no experts
 
 
 def _choose_dataset(initialize: Callable) -> Callable:

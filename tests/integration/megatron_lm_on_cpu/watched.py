@@ -1,0 +1,120 @@
+"""Megatron-LM's pretrain_gpt.py with a look at what it does: ``watched.py WHAT pretrain_gpt.py OPTIONS``.
+
+WHAT is one of
+
+    batches     print a digest of each micro-batch's samples
+    alone       before the first step, run the model on each chunk of the first batch alone and print the loss
+    datasets    build the datasets, print what they are and end
+    without=F   leave out the hook that changes function F
+"""
+
+import hashlib
+import itertools
+import json
+import os
+import runpy
+import sys
+import time
+
+what = sys.argv.pop(1)
+script = sys.argv[1]
+sys.argv[:] = sys.argv[1:]
+sys.path.insert(0, os.path.dirname(script))
+
+import megatron_bfp  # noqa: E402
+from megatron_bfp.integrations import megatron_lm  # noqa: E402
+
+if what.startswith("without="):
+    replace = megatron_lm.replace
+    megatron_lm.replace = lambda owner, name, *rest: name == what[8:] or replace(owner, name, *rest)
+megatron_bfp.install()
+
+import torch  # noqa: E402
+from megatron import training  # noqa: E402
+from megatron.core.num_microbatches_calculator import get_num_microbatches  # noqa: E402
+from megatron.core.packed_seq_params import PackedSeqParams  # noqa: E402
+
+from megatron_bfp.attention import document_boundaries  # noqa: E402
+
+
+def say(name, **values):
+    line = json.dumps({"what": name, "rank": torch.distributed.get_rank(), **values})
+    os.write(1, f"\nwatched {line}\n".encode())  # at once, as ranks share the output
+
+
+def sum_of_losses(model, tokens, labels, loss_mask, boundaries):
+    positions = torch.arange(tokens.shape[1])[None]
+    with torch.no_grad():
+        losses = model(tokens, positions, None, labels=labels, packed_seq_params=boundaries)
+    return float((losses.float() * loss_mask).sum())
+
+
+def alone(model, batch):
+    """Loss of each chunk alone, and of the rows with positions that go on from chunk to chunk."""
+    total = 0.0
+    for row, cu_seqlens in enumerate(batch["cu_seqlens"].tolist()):
+        for start, end in itertools.pairwise(cu_seqlens):
+            if start < end:
+                part = [batch[name][row : row + 1, start:end] for name in ("tokens", "labels", "loss_mask")]
+                length = torch.tensor([0, end - start], dtype=torch.int32)
+                one = PackedSeqParams("thd", length, length, max_seqlen_q=end - start, max_seqlen_kv=end - start)
+                total += sum_of_losses(model, *part, one)
+    rows = [batch[name] for name in ("tokens", "labels", "loss_mask")]
+    unchanged = sum_of_losses(model, *rows, document_boundaries(batch["cu_seqlens"]))
+    say("alone", alone=total, unchanged=unchanged, targets=float(batch["loss_mask"].sum()))
+
+
+def watch(forward_step):
+    seen = 0
+
+    def step(data_iterator, model, *rest):
+        nonlocal seen
+        if data_iterator is not None:
+            batch = next(data_iterator)
+            if what == "batches":
+                say("batch", digests=[hashlib.sha256(row.numpy().tobytes()).hexdigest() for row in batch["tokens"]])
+            elif what == "alone" and seen < get_num_microbatches():
+                alone(model, batch)
+            data_iterator = iter([batch])
+        seen += 1
+        return forward_step(data_iterator, model, *rest)
+
+    return step
+
+
+def described(provider):
+    def describe_and_end(sizes, **keywords):
+        start = time.monotonic()
+        datasets = provider(sizes, **keywords)
+        seconds = time.monotonic() - start
+        say("datasets", seconds=seconds, sizes=sizes, splits=[description(dataset) for dataset in datasets])
+        raise SystemExit(0)
+
+    describe_and_end.is_distributed = True
+    return describe_and_end
+
+
+def description(dataset):
+    """The indexes a split reads, and which sample of which corpus its first samples are."""
+    parts = getattr(dataset, "datasets", [dataset])
+    indexes = [[part.dataset_path, part.sequence_index.key.name, part.sequence_index.was_built] for part in parts]
+    found = {"length": len(dataset), "indexes": indexes, "part_of_sample": [], "same_as_in_part": []}
+    if len(parts) > 1:
+        for sample in range(min(100, len(dataset))):
+            part, place = int(dataset.dataset_index[sample]), int(dataset.dataset_sample_index[sample])
+            found["part_of_sample"].append(part)
+            same = torch.equal(dataset[sample]["tokens"], parts[part][place]["tokens"])
+            found["same_as_in_part"].append(same)
+    return found
+
+
+pretrain = training.pretrain
+
+
+def pretrain_watched(config, provider, model_type, forward_step, **options):
+    provider = described(provider) if what == "datasets" else provider
+    return pretrain(config, provider, model_type, watch(forward_step), **options)
+
+
+training.pretrain = pretrain_watched
+runpy.run_path(script, run_name="__main__")
