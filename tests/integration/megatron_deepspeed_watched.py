@@ -1,0 +1,158 @@
+"""Megatron-DeepSpeed's pretrain_gpt.py with a look at what it does. The environment says which script and what:
+
+WATCHED_SCRIPT  pretrain_gpt.py of a copy made by megatron_deepspeed_on_cpu
+WATCHED         batches     print a digest of each sample that this rank receives, in order
+                alone       run the model on each chunk of the first step alone, with nothing changed in the model
+                without=F   leave out the change of function F
+"""
+
+import hashlib
+import json
+import os
+import runpy
+import sys
+
+script, what = os.environ["WATCHED_SCRIPT"], os.environ["WATCHED"]
+sys.path.insert(0, os.path.dirname(script))
+
+import numpy as np  # noqa: E402
+
+import megatron_bfp  # noqa: E402
+from megatron_bfp.integrations import megatron_deepspeed  # noqa: E402
+
+
+def say(**values):
+    line = json.dumps({"rank": int(os.environ["RANK"]), **values})
+    os.write(1, f"\nwatched {line}\n".encode())  # at once, as ranks share the output
+
+
+def after_hook(name):
+    """Decorate a function that gets the module ``name`` after, and as generator also before, our hook changed it."""
+
+    def decorate(function):
+        hook = megatron_deepspeed.HOOKS[name]
+
+        def hook_and_function(module):
+            steps = function(module)
+            next(steps)
+            hook(module)
+            next(steps, None)
+
+        megatron_deepspeed.HOOKS[name] = hook_and_function
+
+    return decorate
+
+
+if what.startswith("without="):
+    replace = megatron_deepspeed.replace
+    left_out = what.removeprefix("without=")
+
+    def replace_but_one(owner, name, *rest):
+        if f"{owner.__name__.rpartition('.')[2]}.{name}" != left_out:
+            replace(owner, name, *rest)
+
+    megatron_deepspeed.replace = replace_but_one
+
+if what == "batches":
+
+    @after_hook("megatron.core.tensor_parallel")
+    def print_batches(module):
+        yield
+        broadcast_data = module.broadcast_data
+
+        def broadcast_and_print(*arguments):
+            batch = broadcast_data(*arguments)
+            say(digests=[hashlib.sha256(row.numpy().tobytes()).hexdigest() for row in batch["text"]])
+            return batch
+
+        module.broadcast_data = broadcast_and_print
+
+
+stock = {}
+"""(class, "forward") -> the function that was there before our hooks."""
+
+if what == "alone":
+
+    @after_hook("megatron.model.transformer")
+    def remember_attention(module):
+        stock[module.ParallelAttention] = module.ParallelAttention.forward
+        stock[module.FlashSelfAttention] = module.FlashSelfAttention.forward
+        yield
+
+    @after_hook("megatron.model.gpt_model")
+    def run_chunks_alone(module):
+        stock[module.GPTModel] = module.GPTModel.forward
+        yield
+        forward, seen = module.GPTModel.forward, 0
+
+        def forward_and_alone(self, tokens, positions, boundaries, labels=None):
+            nonlocal seen
+            if self.training and seen < micro_batches():
+                alone(self, tokens, seen)
+            seen += 1
+            return forward(self, tokens, positions, boundaries, labels=labels)
+
+        module.GPTModel.forward = forward_and_alone
+
+
+def micro_batches():
+    from megatron import get_num_microbatches
+
+    return get_num_microbatches()
+
+
+def alone(model, received, micro_batch):
+    """Print the sum of the losses of a micro-batch's chunks, each in a forward pass of the unchanged model."""
+    import torch
+    from megatron import get_args
+    from megatron.core import mpu
+
+    args, total, targets = get_args(), 0.0, 0
+    first = args.micro_batch_size * (micro_batch * mpu.get_data_parallel_world_size() + mpu.get_data_parallel_rank())
+    changed = {owner: owner.forward for owner in stock}
+    try:
+        for owner, forward in stock.items():
+            owner.forward = forward
+        for row in range(args.micro_batch_size):
+            start = 0
+            for tokens, labels in chunks_of_sample(args, first + row):
+                end = start + len(tokens)
+                assert received[row, start:end].tolist() == tokens
+                positions = torch.arange(end - start) + (0 if args.reset_position_ids else start)
+                mask = ~torch.ones(1, 1, end - start, end - start, dtype=torch.bool).tril()
+                inputs = torch.tensor([tokens]), positions[None], mask, torch.tensor([tokens[1:] + [labels[-1] or 0]])
+                with torch.no_grad():
+                    losses, _ = model(*inputs[:3], labels=inputs[3])
+                is_target = [label is not None for label in labels]
+                if args.eod_mask_loss:
+                    is_target = [target and token != args.vocab_size for target, token in zip(is_target, tokens)]
+                total += float(losses[0].float()[torch.tensor(is_target)].double().sum())
+                targets += sum(is_target)
+                start = end
+            assert not received[row, start:].any()
+    finally:
+        for owner, forward in changed.items():
+            owner.forward = forward
+    say(alone=total, targets=targets)
+
+
+def chunks_of_sample(args, sample):
+    """Tokens of each chunk of a sample, and labels, the last of which may be None."""
+    from megatron_bfp.index_building import open_or_build
+    from megatron_bfp.index_format import IndexKey, document_range
+    from megatron_bfp.indexed_dataset import IndexedDataset
+    from megatron_bfp.shuffle import sequence_of_sample
+    from megatron_bfp.splits import split_fractions
+
+    dataset = IndexedDataset(args.data_path[0])
+    first, end = document_range(split_fractions(args.split)[0], dataset.num_documents)
+    index = open_or_build(dataset, IndexKey(args.seq_length, first, end, args.max_documents_per_sequence))
+    for document, offset, length in index.chunks(sequence_of_sample(sample, len(index), args.seed)).tolist():
+        ((start, stop),) = dataset.spans(np.array([document]))
+        whole = dataset.tokens(start, stop - start).tolist()
+        yield whole[offset : offset + length], [*whole, None][offset + 1 : offset + length + 1]
+
+
+megatron_bfp.install()
+sys.argv[0] = script
+runpy.run_path(script, run_name="__main__")
