@@ -9,7 +9,8 @@ def flash_attn_varlen_func(
 ):
     """[t, heads, head size], with the documents' boundaries as int32."""
     assert q.dtype in (torch.float16, torch.bfloat16) and cu_seqlens_q.dtype == torch.int32 and causal
-    assert torch.equal(cu_seqlens_q, cu_seqlens_k) and cu_seqlens_q[0] == 0 and cu_seqlens_q[-1] == len(q)
+    assert cu_seqlens_k is None or torch.equal(cu_seqlens_q, cu_seqlens_k)  # None from Megatron-DeepSpeed on a CPU
+    assert cu_seqlens_q[0] == 0 and cu_seqlens_q[-1] == len(q)
     assert max_seqlen_q == max_seqlen_k == cu_seqlens_q.diff().max()
     bounds = cu_seqlens_q.tolist()
     parts = [
