@@ -36,7 +36,7 @@ EOD = 511
 OPTIONS = """--num-layers 3 --hidden-size 64 --num-attention-heads 4 --seq-length 128 --max-position-embeddings 128
     --swiglu --normalization rmsnorm --disable-bias-linear --untie-embeddings-and-output-weights
     --attention-dropout 0 --hidden-dropout 0 --global-batch-size 8 --lr 3e-3 --lr-warmup-iters 2 --lr-decay-iters 10
-    --min-lr 1e-4 --clip-grad 1.0 --tokenizer-type NullTokenizer --vocab-size 511 --log-interval 1
+    --min-lr 1e-4 --clip-grad 1.0 --weight-decay 0 --tokenizer-type NullTokenizer --vocab-size 511 --log-interval 1
     --eval-interval 1000 --eval-iters 2 --num-workers 0 --no-gradient-accumulation-fusion --no-masked-softmax-fusion
     --no-bias-gelu-fusion --no-bias-dropout-fusion --distributed-backend gloo --use-cpu-initialization --deepspeed"""
 PACKED = ["--data-impl", "bfp"]
@@ -287,36 +287,58 @@ def test_separate_data_paths_and_the_cache(checkout, corpus, tmp_path):
     assert f"best-fit packing: valid: {tmp_path}/part2.bfp/s128-d0-" in output
 
 
+RUNS = {
+    "along": ([*PACKED, *ALONG], {}),
+    "pipeline": (PACKED, {}),
+    "flash": ([*PACKED, *ALONG, *FLASH], {}),
+    "no targets": ([*PACKED, *ALONG], {"data": "short", "split": "1,0,0", "micro_batch": 1}),
+    "no targets, pipeline": (PACKED, {"data": "short", "split": "1,0,0", "micro_batch": 1}),
+    "separate": ([*PACKED, *ALONG, "--train-data-path", "text"], {"data": ""}),
+    "refused": ([*PACKED, *ALONG, "--dataloader-type", "cyclic"], {}),
+}
+"""Options and keywords of runs that differ in the functions they need."""
+
+
+@pytest.fixture(scope="module")
+def what_happens(checkout, corpus):
+    """What a run prints of steps and of what is active; kept for those with all hooks."""
+    whole = {}
+
+    def run(name, watched=None):
+        options, keywords = RUNS[name]
+        if watched or name not in whole:
+            _, output = launch(checkout, corpus, *options, iters=2, watched=watched, **keywords)
+            found = STEP.findall(output), re.findall("best-fit packing.*", output)
+            if watched:
+                return found
+            whole[name] = found
+        return whole[name]
+
+    return run
+
+
 @pytest.mark.parametrize(
-    "function, options, ranks",
+    "function, name",
     [
-        ("arguments._add_data_args", [], 1),
-        ("tensor_parallel.broadcast_data", [], 1),
-        ("utils.get_ltor_masks_and_position_ids", [], 1),
-        ("gpt_dataset._build_train_valid_test_datasets", [], 1),
-        ("ParallelAttention.forward", [], 1),
-        ("ParallelTransformerLayerPipe.forward", ["--pipeline"], 1),
-        ("EmbeddingPipe.forward", ["--pipeline"], 1),
-        ("FlashSelfAttention.forward", FLASH, 1),
-        ("GPTModel.forward", ["--short"], 1),
-        ("gpt_model.CrossEntropy", ["--short", "--pipeline"], 1),
-        ("gpt_dataset.build_train_valid_test_datasets", [], 1),
-        ("arguments.validate_args", ["--dataloader-type", "cyclic"], 1),
-        ("gpt_dataset._build_dataset", ["--separate"], 1),
+        ("arguments._add_data_args", "along"),
+        ("arguments.validate_args", "refused"),
+        ("gpt_dataset._build_train_valid_test_datasets", "along"),
+        ("gpt_dataset._build_dataset", "separate"),
+        ("gpt_dataset.build_train_valid_test_datasets", "along"),
+        ("tensor_parallel.broadcast_data", "along"),
+        ("utils.get_ltor_masks_and_position_ids", "along"),
+        ("ParallelAttention.forward", "along"),
+        ("FlashSelfAttention.forward", "flash"),
+        ("EmbeddingPipe.forward", "pipeline"),
+        ("ParallelTransformerLayerPipe.forward", "pipeline"),
+        ("GPTModel.forward", "no targets"),
+        ("gpt_model.CrossEntropy", "no targets, pipeline"),
     ],
 )
-def test_each_hook_is_needed(checkout, corpus, function, options, ranks):
-    data = {"data": "short", "split": "1,0,0", "micro_batch": 1} if "--short" in options else {}
-    data |= {"data": ""} if "--separate" in options else {}
-    ways = [] if "--pipeline" in options else ALONG
-    options = [option for option in options if option not in ("--short", "--pipeline", "--separate")]
-    if data.get("data") == "":
-        options += ["--train-data-path", "text"]
-    without = launch(checkout, corpus, *PACKED, *ways, *options, iters=2, watched=f"without={function}", **data)
-    with_all = launch(checkout, corpus, *PACKED, *ways, *options, iters=2, **data)
-    lines = [re.findall("best-fit packing.*", output) for _, output in (without, with_all)]
-    assert STEP.findall(without[1]) != STEP.findall(with_all[1]) or lines[0] != lines[1]
-    assert (with_all[0] == 0) != (function == "arguments.validate_args")
+def test_each_hook_is_needed(what_happens, function, name):
+    steps, lines = what_happens(name)
+    assert len(steps) == (0 if name == "refused" else 2)
+    assert what_happens(name, f"without={function}") != (steps, lines)
 
 
 def test_what_cannot_be_honoured_is_refused_in_one_line(checkout, corpus):
