@@ -242,8 +242,8 @@ def embed_and_pass_on(forward: Callable) -> Callable:
 
 
 def pass_on_until_the_last_layer(num_layers: Callable[[], int]) -> Callable[[Callable], Callable]:
-    """ParallelTransformerLayerPipe: it returns the boundaries behind the hidden states if it gets them; what comes
-    after the last layer does not expect them.
+    """ParallelTransformerLayerPipe: hand the boundaries on behind the hidden states. It does so itself, but not if it
+    also gets the loss of experts; and what comes after the last layer does not expect them.
 
     Args:
         num_layers: gives the transformer layers of the whole model.
@@ -251,8 +251,10 @@ def pass_on_until_the_last_layer(num_layers: Callable[[], int]) -> Callable[[Cal
 
     def make(forward: Callable) -> Callable:
         def layer_forward(self: Any, inputs: tuple[Tensor, ...], **keywords: Any) -> Tensor | tuple[Tensor, ...]:
-            boundaries_of(inputs[1] if isinstance(inputs, tuple) and len(inputs) > 1 else None)
-            hidden_states, boundaries, *moe_loss = forward(self, inputs, **keywords)
+            boundaries = inputs[1] if isinstance(inputs, tuple) and len(inputs) > 1 else None
+            boundaries_of(boundaries)
+            found = forward(self, inputs, **keywords)
+            hidden_states, *moe_loss = (tensor for tensor in found if tensor is not boundaries)
             if self.layer_number + 1 < num_layers():
                 return hidden_states, boundaries, *moe_loss
             return (hidden_states, *moe_loss) if moe_loss else hidden_states

@@ -215,6 +215,13 @@ def test_pipelines_train_as_one_stage(checkout, corpus, by_module):
     assert losses(three) == pytest.approx(losses(one), abs=5e-6)
 
 
+def test_layers_of_experts_train_in_a_pipeline_as_without(checkout, corpus):
+    experts = ["--num-experts", 2, "--expert-interval", 1, "--create-moe-param-group", "--disable-moe-token-dropping"]
+    along, _ = train(checkout, corpus, *PACKED, *ALONG, *experts, iters=3)
+    piped, _ = train(checkout, corpus, *PACKED, *experts, iters=3)
+    assert losses(piped)[:3] == pytest.approx(losses(along)[:3], abs=5e-6)
+
+
 def test_sequence_parallel_ranks_train_as_one(checkout, corpus):
     one, _ = train(checkout, corpus, *PACKED, *ALONG, *FLASH, iters=4)
     ulysses = ["--ds-sequence-parallel-size", 2]
