@@ -247,7 +247,7 @@ def test_a_blend_of_three_is_exact(checkout, tmp_path):
 
 
 def test_2500_corpora_are_ready_in_30_seconds(checkout, tmp_path):
-    write_corpus(tmp_path / "part", np.random.default_rng(5).integers(1, 300, 400), 5)
+    write_corpus(tmp_path / "part", np.random.default_rng(5).integers(1, 300, 2000), 5)
     prebuild(tmp_path / "part", SPLIT_969)
     for number in range(2500):
         for ending in (".bin", ".idx"):
