@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import types
 import venv
 
 import pytest
@@ -222,6 +223,17 @@ def test_options_that_cannot_be_honoured_are_refused(changes, message):
 def test_an_old_megatron_lm_is_refused_with_the_version_it_needs():
     with pytest.raises(IntegrationError, match=r"no --dataloader-inter-document-masking.*megatron-core 0\.19"):
         megatron_lm.check(argparse.Namespace())
+
+
+def test_options_from_elsewhere_are_refused(monkeypatch):
+    module = types.SimpleNamespace(get_args=lambda: options())
+    monkeypatch.setitem(sys.modules, "megatron.training.global_vars", module)
+    with pytest.raises(OptionError, match="--yaml-cfg"):
+        megatron_lm._options()
+    module.get_args = lambda: options(data_impl="bfp", dataloader_inter_document_masking=True)
+    assert megatron_lm._options().data_impl == "bfp"
+    monkeypatch.delitem(sys.modules, "megatron.training.global_vars")
+    assert megatron_lm._options() is None
 
 
 @pytest.mark.parametrize("experts", [None, 8])
