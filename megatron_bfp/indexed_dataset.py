@@ -18,7 +18,7 @@ import numpy as np
 
 from .errors import IndexedDatasetError, InputError
 from .files import open_exclusively, sync_file
-from .memory_maps import expect_next, expect_scattered_reads
+from .memory_maps import expect_next, expect_scattered_reads, map_file
 from .progress import Progress, without_progress
 
 MAGIC = b"MMIDIDX\x00\x00"
@@ -201,7 +201,7 @@ class IndexedDataset:
             raise IndexedDatasetError(
                 f"{path}: has {size} bytes, its header promises {expected}; it is damaged or was cut while copying"
             )
-        self.idx_content = content = np.asarray(np.memmap(path, mode="r"))
+        self.idx_content = content = map_file(path)
         expect_scattered_reads(content)
         pointers_at = HEADER_BYTES + self.num_sequences * 4
         self.sequence_lengths = np.frombuffer(content, np.int32, self.num_sequences, HEADER_BYTES)
@@ -222,7 +222,7 @@ class IndexedDataset:
         elif self._bin_bytes == 0:
             self._tokens = np.empty(0, self.dtype)
         else:
-            self._tokens = np.frombuffer(np.memmap(path, mode="r"), self.dtype, self.num_tokens)
+            self._tokens = np.frombuffer(map_file(path), self.dtype, self.num_tokens)
 
     def _described_bytes(self) -> int:
         """Size of the .bin according to the .idx."""

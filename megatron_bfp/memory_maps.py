@@ -1,13 +1,60 @@
-"""What to tell the kernel about memory maps: scattered reads, passes from end to end, and what is done with.
+"""Memory maps, and what to tell the kernel about them: scattered reads, passes from end to end, what is done with.
 
-Left alone, the kernel fetches up to megabytes around every page that is missing, which makes a scattered read from a
-cold file many times slower; and pages of a pass count as this process's memory long after it went by. Advice changes
-speed only, never content, and is left out where the system has none.
+A map holds its file open, which counts where a blend has thousands of corpora. Left alone, the kernel fetches up to
+megabytes around every page that is missing, which makes a scattered read from a cold file many times slower; and pages
+of a pass count as this process's memory long after it went by. Advice changes speed only, never content, and is left
+out where the system has none.
 """
 
+import errno
 import mmap
+import os
+import resource
+from collections.abc import Callable
+from typing import TypeVar
 
 import numpy as np
+
+SMALL = 1 << 14
+"""Bytes of an array that is read rather than mapped: a map takes a page or more and holds a file open."""
+
+Opened = TypeVar("Opened")
+
+
+def map_file(path: str) -> np.ndarray:
+    """The bytes of a file that is not empty, uint8, mapped and read-only.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    return _with_files_to_spare(path, lambda: np.asarray(np.memmap(path, mode="r")))
+
+
+def load_array(path: str) -> np.ndarray:
+    """An array in numpy's format, mapped and read-only, or read if it is small.
+
+    Raises:
+        OSError: it cannot be opened.
+        ValueError: it is no such array. (numpy's parser raises other errors as well.)
+    """
+    if os.path.getsize(path) <= SMALL:
+        return np.load(path, allow_pickle=False)
+    return _with_files_to_spare(path, lambda: np.asarray(np.load(path, mmap_mode="r", allow_pickle=False)))
+
+
+def _with_files_to_spare(path: str, open_it: Callable[[], Opened]) -> Opened:
+    """Open, and if this process has too many files open, raise its limit as far as it may and open again: each map
+    holds one, and blends have thousands."""
+    try:
+        return open_it()
+    except OSError as error:
+        if error.errno != errno.EMFILE:
+            raise
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        return _with_files_to_spare(path, open_it)
+    raise OSError(errno.EMFILE, f"too many files are open, {soft} are allowed; raise the limit (ulimit -Hn)", path)
 
 
 def expect_scattered_reads(array: np.ndarray) -> None:

@@ -26,7 +26,7 @@ from .index_format import (
     sampled_fingerprint,
 )
 from .indexed_dataset import IndexedDataset, idx_path
-from .memory_maps import expect_scattered_reads
+from .memory_maps import expect_scattered_reads, load_array
 from .packing import SequenceTable, id_dtype
 
 
@@ -201,7 +201,7 @@ def _open_table(path: str, key: IndexKey, metadata: dict[str, Any], dataset: Ind
         try:
             if os.path.getsize(file_path) != described["bytes"]:
                 raise ValueError("its size is not what index.json says")
-            arrays[name] = np.asarray(np.load(file_path, mmap_mode="r", allow_pickle=False))
+            arrays[name] = load_array(file_path)
             expect_scattered_reads(arrays[name])
             if name == "runs":  # small whatever the corpus: read and checked whole
                 with open(file_path, "rb") as file:

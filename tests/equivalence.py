@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 import torch
+from megatron.core.packed_seq_params import PackedSeqParams
 from megatron_helpers import build, config, initialize_megatron, model_options
 from pretrain_model import build_model
 
@@ -26,7 +27,8 @@ class Case(NamedTuple):
         return ", ".join(self)
 
 
-PATHS = ("micro-batch 1", "micro-batch 2", "micro-batch 4", "accumulation", "recomputation")
+PATHS = ("micro-batch 1", "micro-batch 2", "micro-batch 4", "accumulation", "recomputation", "joined rows")
+"""The last is Megatron-LM's form of a micro-batch: its rows one after another, and one list of boundaries."""
 
 
 class Found(NamedTuple):
@@ -65,13 +67,13 @@ def make_batch(prefix, rows, seq_length):
     return torch.utils.data.default_collate(samples[:rows])
 
 
-def run(model, tokens, labels, loss_mask, cu_seqlens):
+def run(model, tokens, labels, loss_mask, cu_seqlens, make_boundaries=document_boundaries):
     """One forward and backward pass."""
     device = next(model.parameters()).device
     tokens, labels, loss_mask = (tensor.to(device) for tensor in (tokens, labels, loss_mask))
     positions = torch.arange(tokens.shape[1], device=device).expand_as(tokens)
     model.zero_grad()
-    boundaries = document_boundaries(cu_seqlens, device)
+    boundaries = make_boundaries(cu_seqlens, device)
     with torch.no_grad():
         logits = model(tokens, positions, None, packed_seq_params=boundaries)
     losses = model(tokens, positions, None, labels=labels, packed_seq_params=boundaries)
@@ -97,9 +99,23 @@ def packed(batch):
     return [batch[name] for name in ("tokens", "labels", "loss_mask", "cu_seqlens")]
 
 
-def run_packed(model, batch, accumulate):
-    """The micro-batch at once, or its rows one by one."""
-    if not accumulate:
+def joined_boundaries(cu_seqlens, device):
+    """Boundaries of rows that were joined, with the repeated entries that joining leaves."""
+    rows, length = cu_seqlens.shape[0], cu_seqlens.shape[1] - 1
+    joined = (cu_seqlens[:, :-1] + length * torch.arange(rows, dtype=torch.int32)[:, None]).flatten()
+    joined = torch.cat([joined, joined.new_tensor([rows * length])]).to(device)
+    longest = int(joined.diff().max())
+    return PackedSeqParams("thd", joined, joined, max_seqlen_q=longest, max_seqlen_kv=longest)
+
+
+def run_packed(model, batch, path):
+    """The micro-batch at once, its rows joined to one, or one by one."""
+    if path == "joined rows":
+        *tensors, cu_seqlens = packed(batch)
+        tensors = (tensor.reshape(1, -1) for tensor in tensors)
+        found = run(model, *tensors, cu_seqlens, joined_boundaries)
+        return found._replace(logits=found.logits.view(*batch["tokens"].shape, -1))
+    if path != "accumulation":
         return run(model, *packed(batch))
     rows = [[tensor[row : row + 1] for tensor in packed(batch)] for row in range(len(batch["tokens"]))]
     logits, loss, gradients = run_in_parts(model, rows)
@@ -175,8 +191,7 @@ def check(case, prefix, device, seq_length, vocab_size, **shape):
     model = make_model(case, seq_length, vocab_size, device, **shape)
     rows = int(case.path.split()[-1]) if case.path.startswith("micro-batch") else 2
     batch = make_batch(prefix, rows, seq_length)
-    accumulate = case.path == "accumulation"
     alone = run_alone(model, batch)
-    errors = differences(run_packed(model, batch, accumulate), alone)
-    crossing = differences(run_packed(model, without_boundaries(batch), accumulate), alone)
+    errors = differences(run_packed(model, batch, case.path), alone)
+    crossing = differences(run_packed(model, without_boundaries(batch), case.path), alone)
     check_errors(case, errors, crossing)

@@ -1,10 +1,15 @@
-"""Advice on memory maps changes no content and takes a pass out of this process's memory."""
+"""Advice on memory maps changes no content and takes a pass out of this process's memory; limits on open files."""
 
+import os
 import re
+import subprocess
+import sys
 
 import numpy as np
+import pytest
+from conftest import ROOT
 
-from megatron_bfp.memory_maps import expect_next, expect_scattered_reads
+from megatron_bfp.memory_maps import SMALL, _mapping, expect_next, expect_scattered_reads, load_array
 
 
 def resident_file_pages():
@@ -33,3 +38,29 @@ def test_arrays_that_are_no_maps_are_left_alone():
     expect_scattered_reads(array)
     expect_scattered_reads(array[:0])
     assert expect_next(array, 2, 5).tolist() == [2, 3, 4]
+
+
+def test_small_arrays_are_read_and_large_ones_mapped(tmp_path):
+    for size, is_mapped in ((8, False), (SMALL, True)):
+        array = np.arange(size)
+        np.save(tmp_path / f"{size}.npy", array)
+        found = load_array(str(tmp_path / f"{size}.npy"))
+        assert np.array_equal(found, array)
+        assert (_mapping(found) is not None) == is_mapped
+
+
+OPEN_MANY = """
+import resource, sys
+from megatron_bfp.memory_maps import map_file
+resource.setrlimit(resource.RLIMIT_NOFILE, (60, 200))
+maps = [map_file(sys.argv[1]) for _ in range(int(sys.argv[2]))]
+print(len(maps), resource.getrlimit(resource.RLIMIT_NOFILE))
+"""
+
+
+@pytest.mark.parametrize("number, message", [(100, "100 (200, 200)"), (300, "raise the limit (ulimit -Hn)")])
+def test_more_files_than_the_limit_allows(tmp_path, number, message):
+    (tmp_path / "file").write_bytes(b"1234")
+    command = [sys.executable, "-c", OPEN_MANY, str(tmp_path / "file"), str(number)]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    assert message in done.stdout + done.stderr

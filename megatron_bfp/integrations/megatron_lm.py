@@ -114,7 +114,7 @@ def _choose_dataset(initialize: Callable) -> Callable:
         self: Any, cls: type, sizes: list[int | None], is_built_on_rank: Callable[[], bool], config: Any
     ) -> None:
         args = _options()
-        if args is not None and getattr(args, "data_impl", None) == "bfp":
+        if args is not None:
             cls, config = packed(cls, config, args.max_documents_per_sequence)
             is_built_on_rank = _reads_batches
         initialize(self, cls, sizes, is_built_on_rank, config)
@@ -151,21 +151,27 @@ def _reads_batches() -> bool:
 
 
 def _options() -> argparse.Namespace | None:
-    """What Megatron-LM parsed; None in a script that uses megatron-core without Megatron-LM's options."""
+    """What Megatron-LM parsed; None in a script that uses megatron-core without Megatron-LM's options.
+
+    Raises:
+        OptionError: they came from somewhere else than the command line.
+    """
     if "megatron.training.global_vars" not in sys.modules:
         return None
-    global_vars = sys.modules["megatron.training.global_vars"]
-    try:
-        return global_vars.get_args()
-    except AssertionError:  # not parsed yet
-        return None
+    args = sys.modules["megatron.training.global_vars"].get_args()
+    if getattr(args, "data_impl", None) != "bfp" or not args.dataloader_inter_document_masking:
+        raise OptionError(
+            "--data-impl bfp is on the command line but not among the options Megatron-LM trains with (--yaml-cfg "
+            "replaces them); give all options on the command line"
+        )
+    return args
 
 
 def _say_what_is_active(build: Callable) -> Callable:
     def build_and_say(self: Any) -> list[Any]:
         datasets = build(self)
         args = _options()
-        if args is not None and getattr(args, "data_impl", None) == "bfp":
+        if args is not None:
             _say(args, datasets)
         return datasets
 

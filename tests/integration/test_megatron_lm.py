@@ -26,6 +26,7 @@ from launching import ENVIRONMENT, free_port, make_corpus  # noqa: E402
 from megatron_bfp.index_building import build  # noqa: E402
 from megatron_bfp.index_format import IndexKey, document_range, index_directory  # noqa: E402
 from megatron_bfp.indexed_dataset import IndexedDataset, IndexedDatasetWriter  # noqa: E402
+from megatron_bfp.sequence_index import SequenceIndex  # noqa: E402
 
 ON_CPU = Path(__file__).parent / "megatron_lm_on_cpu"
 STEP = re.compile(r"iteration +(\d+)/ .*consumed samples: +(\d+) .*lm loss: (\S+) .*grad norm: (\S+) ")
@@ -77,7 +78,7 @@ def launch(checkout, corpus, script, *options, ranks=1, data="data_text_document
     environment["PYTHONPATH"] = os.pathsep.join([str(ON_CPU), str(checkout), environment["PYTHONPATH"]])
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
     command += ["--master-port", str(free_port()), *map(str, script), *MODEL.split(), *FOR_CPU.split()]
-    command += (["--data-path", *data.split()] if data else []) + ["--split", split, *map(str, options)]
+    command += (["--data-path", *data.split(), "--split", split] if split else []) + list(map(str, options))
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, env=environment, cwd=corpus)
     return done.returncode, done.stdout + done.stderr
 
@@ -246,8 +247,39 @@ def test_a_blend_of_three_is_exact(checkout, tmp_path):
     assert "3 indexes (0 built, 3 opened)" in output
 
 
+def test_options_of_data_keep_their_meaning(checkout, tmp_path):
+    rng = np.random.default_rng(3)
+    for number in range(3):
+        write_corpus(tmp_path / f"part{number}", rng.integers(1, 300, 100), number)
+    splits = {"train": ["0.5", "part0", "0.5", "part1"], "valid": ["part2", "part1"], "test": ["part2"]}
+    (tmp_path / "splits.json").write_text(json.dumps(splits))
+    script = [ON_CPU / "watched.py", "datasets", checkout / "pretrain_gpt.py", "--data-impl", "bfp"]
+    options = ["--per-split-data-args-path", "splits.json", "--full-validation", "--multiple-validation-sets"]
+    options += ["--data-cache-path", "cache", "--max-documents-per-sequence", 3]
+
+    def built(*more):
+        _, output = train(checkout, tmp_path, script, *options, *more, split=None)
+        return watched(output)[0]["splits"], output
+
+    (train_split, valid_split, test_split), output = built()
+    assert "train: 2 indexes (2 built, 0 opened)" in output
+    assert [index[:2] for index in train_split["indexes"]] == [[f"part{n}", "s128-d0-100-m3"] for n in (0, 1)]
+    assert [part["indexes"][0][0] for part in valid_split] == ["part2", "part1"]
+    for part in valid_split:  # all of it, once
+        index = SequenceIndex(tmp_path / f"{part['indexes'][0][0]}.bfp/s128-d0-100-m3", dataset_of(part, tmp_path))
+        assert part["length"] == len(index)
+    assert test_split["indexes"][0][0] == "part2"
+    again, output = built("--dataloader-fast-cache-load", "--dataloader-defer-npy-index-mmap")
+    assert "train: 2 indexes (0 built, 2 opened)" in output
+    assert again[0]["part_of_sample"] == train_split["part_of_sample"] and all(again[0]["same_as_in_part"])
+
+
+def dataset_of(part, folder):
+    return IndexedDataset(str(folder / part["indexes"][0][0]))
+
+
 def test_2500_corpora_are_ready_in_30_seconds(checkout, tmp_path):
-    write_corpus(tmp_path / "part", np.random.default_rng(5).integers(1, 300, 400), 5)
+    write_corpus(tmp_path / "part", np.random.default_rng(5).integers(1, 300, 2000), 5)
     prebuild(tmp_path / "part", SPLIT_969)
     for number in range(2500):
         for ending in (".bin", ".idx"):
@@ -257,7 +289,7 @@ def test_2500_corpora_are_ready_in_30_seconds(checkout, tmp_path):
     arguments.write_text(" ".join(f"1.0 part{number}" for number in range(2500)))
     script = [ON_CPU / "watched.py", "datasets", checkout / "pretrain_gpt.py", "--data-args-path", arguments]
     options = ["--data-impl", "bfp", "--global-batch-size", 1000, "--num-dataset-builder-threads", 2]
-    status, output = launch(checkout, tmp_path, script, *options, data="", split="969,30,1")
+    status, output = launch(checkout, tmp_path, script, *options, "--split", "969,30,1", split=None)
     assert status == 0, output[-5000:]
     (found,) = watched(output)
     print(f"2,500 corpora, three splits: {found['seconds']:.1f} s")

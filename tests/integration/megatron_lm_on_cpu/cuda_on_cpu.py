@@ -95,6 +95,7 @@ def install():
         answers[name] = None
     for name, answer in answers.items():
         setattr(cuda, name, lambda *_, answer=answer, **__: answer)
+    torch.accelerator.is_available = lambda: False  # asked by torch itself, which must not look for a GPU then
     cuda.Stream = cuda.Event = Stream
     cuda.stream = lambda *_: contextlib.nullcontext()
     cuda.device = lambda *_: contextlib.nullcontext()

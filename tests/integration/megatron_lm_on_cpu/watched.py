@@ -87,7 +87,7 @@ def described(provider):
         start = time.monotonic()
         datasets = provider(sizes, **keywords)
         seconds = time.monotonic() - start
-        say("datasets", seconds=seconds, sizes=sizes, splits=[description(dataset) for dataset in datasets])
+        say("datasets", seconds=seconds, sizes=sizes, splits=list(map(description, datasets)))
         raise SystemExit(0)
 
     describe_and_end.is_distributed = True
@@ -96,10 +96,13 @@ def described(provider):
 
 def description(dataset):
     """The indexes a split reads, and which sample of which corpus its first samples are."""
+    if isinstance(dataset, list):  # several validation sets
+        return [description(part) for part in dataset]
     parts = getattr(dataset, "datasets", [dataset])
     indexes = [[part.dataset_path, part.sequence_index.key.name, part.sequence_index.was_built] for part in parts]
     found = {"length": len(dataset), "indexes": indexes, "part_of_sample": [], "same_as_in_part": []}
     if len(parts) > 1:
+        dataset[0]  # opens its index, if that was put off
         for sample in range(min(100, len(dataset))):
             part, place = int(dataset.dataset_index[sample]), int(dataset.dataset_sample_index[sample])
             found["part_of_sample"].append(part)

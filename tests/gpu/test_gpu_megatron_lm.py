@@ -1,0 +1,54 @@
+"""The attention that Megatron-LM trains packed samples with, Transformer Engine's on joined rows, against each chunk
+alone through the same layers without boundaries."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("megatron.core.models.gpt")
+if not torch.cuda.is_available():
+    pytest.skip("there is no GPU", allow_module_level=True)
+pytest.importorskip("transformer_engine")
+
+import equivalence  # noqa: E402
+import numpy as np  # noqa: E402
+from conftest import documents_of  # noqa: E402
+from megatron.core.models.gpt import GPTModel  # noqa: E402
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_with_transformer_engine_spec  # noqa: E402
+from megatron_helpers import initialize_megatron, model_options  # noqa: E402
+from pretrain_model import transformer_config  # noqa: E402
+
+SEQ_LENGTH, VOCAB_SIZE = 512, 16384
+
+
+@pytest.fixture(scope="module")
+def model():
+    initialize_megatron()
+    torch.manual_seed(5)
+    shape = {"hidden_size": 256, "ffn_hidden_size": 512, "init_method_std": 0.08, "bf16": True}
+    config = transformer_config(model_options(**shape, group_query_attention=True, num_query_groups=2))
+    spec = get_gpt_layer_with_transformer_engine_spec()
+    options = {"position_embedding_type": "rope", "share_embeddings_and_output_weights": False}
+    return GPTModel(config, spec, VOCAB_SIZE, SEQ_LENGTH, **options).bfloat16().cuda()
+
+
+@pytest.mark.parametrize("micro_batch", [1, 2])
+def test_joined_rows_equal_the_chunks_alone(model, micro_batch, write_dataset):
+    lengths = np.random.default_rng(1).integers(1, 300, 60).tolist()
+    prefix = write_dataset(documents_of([*lengths, 1300, 777])).prefix
+    batch = equivalence.make_batch(prefix, micro_batch, SEQ_LENGTH)
+    parts = [
+        [batch[name][row : row + 1, start:end] for name in ("tokens", "labels", "loss_mask")] + [None, no_boundaries]
+        for row in range(micro_batch)
+        for start, end in equivalence.segments(batch["cu_seqlens"][row])
+    ]
+    logits, loss, gradients = equivalence.run_in_parts(model, parts)
+    alone = equivalence.Found(torch.cat(logits, dim=1).view(*batch["tokens"].shape, -1), loss, gradients)
+    errors = equivalence.differences(equivalence.run_packed(model, batch, "joined rows"), alone)
+    crossing = equivalence.without_boundaries(batch)
+    crossing = equivalence.differences(equivalence.run_packed(model, crossing, "joined rows"), alone)
+    case = equivalence.Case("transformer-engine of Megatron-LM", "bf16", "GQA", f"micro-batch {micro_batch}")
+    equivalence.check_errors(case, errors, crossing)
+
+
+def no_boundaries(*_):
+    return None
