@@ -31,6 +31,7 @@ setup(
         "tensorboard": [TENSORBOARD],
         "flash-attn": ["flash-attn>=2.7,<3"],
         "ray": ["ray>=2.60,<3"],
+        "integration": ["pybind11>=3,<4", "triton>=3.7,<4", "six>=1.17,<2", "regex>=2026.11"],
         "test": ["pytest>=9,<10", "hypothesis>=6.150,<7", TOKENIZERS, TQDM, MATPLOTLIB, TENSORBOARD],
     },
     entry_points={

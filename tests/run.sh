@@ -3,7 +3,7 @@
 #
 #   bash tests/run.sh                     all but the slow ones
 #   bash tests/run.sh --slow              also races, kills and fuzzing at length
-#   bash tests/run.sh --integration       also those against real checkouts of Megatron (none yet)
+#   bash tests/run.sh --integration       also those against real checkouts: MEGATRON_LM_PATH, MEGATRON_DEEPSPEED_PATH
 #   bash tests/run.sh --python 3.12       the dataset and attention tests on another Python, with its megatron-core
 #
 # Anything else is handed to pytest. PYTHON chooses the interpreter (default python3).
@@ -11,13 +11,14 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 version=""
+integration=""
 left_out="slow or integration"
 arguments=()
 while [ $# -gt 0 ]; do
     case $1 in
         --python) version=$2; shift ;;
         --slow) left_out=${left_out/slow or /}; left_out=${left_out/#slow/} ;;
-        --integration) left_out=${left_out/ or integration/}; left_out=${left_out/#integration/} ;;
+        --integration) integration=,integration; left_out=${left_out/ or integration/}; left_out=${left_out/#integration/} ;;
         *) arguments+=("$1") ;;
     esac
     shift
@@ -32,7 +33,7 @@ if [ -n "$version" ]; then
 else
     venv=.venv
     python=${PYTHON:-python3}
-    extras='.[test,preprocess,deepspeed]'
+    extras=".[test,preprocess,deepspeed$integration]"
     packages=()
     tests=(tests)
 fi

@@ -13,6 +13,7 @@ from typing import Any
 
 from ..errors import IntegrationError, OptionError
 from .hooks import Hook, replace
+from .summary import summary
 
 _OF_ANOTHER_KIND = "it is for samples of another kind; leave it out"
 
@@ -199,7 +200,6 @@ def description(args: argparse.Namespace, datasets: tuple) -> list[str]:
     from importlib.metadata import version
 
     from .. import __version__
-    from .megatron_lm import summary
 
     lines = []
     for name, dataset in zip(("train", "valid", "test"), datasets, strict=True):

@@ -14,6 +14,7 @@ from typing import Any
 
 from ..errors import IntegrationError, OptionError
 from .hooks import Hook, replace
+from .summary import summary
 
 OLDEST = "megatron-core 0.19"
 
@@ -209,20 +210,6 @@ def _parts(dataset: Any) -> list[Any]:
     """The BFPGPTDatasets that a built split consists of, those from which nothing is drawn left out."""
     found = dataset if isinstance(dataset, list) else getattr(dataset, "datasets", [dataset])
     return [part for part in found if getattr(part, "sequence_index", None)]
-
-
-def summary(datasets: list[Any]) -> str:
-    """Indexes, sequences and padding of datasets, in words."""
-    indexes = [dataset.sequence_index for dataset in datasets]
-    sequences = sum(len(index) for index in indexes)
-    padding = sum(index.counts["padding"] for index in indexes)
-    positions = sum(len(index) * index.key.seq_length for index in indexes)
-    places = indexes[0].path if len(indexes) == 1 else f"{len(indexes):,} indexes"
-    built = sum(index.was_built for index in indexes)
-    return (
-        f"{places} ({built:,} built, {len(indexes) - built:,} opened), {sequences:,} sequences, "
-        f"padding {100 * padding / max(1, positions):.3f} %"
-    )
 
 
 def _change_arguments(module: ModuleType) -> None:

@@ -1,0 +1,17 @@
+"""What a run is told of its packed datasets when training starts."""
+
+from typing import Any
+
+
+def summary(datasets: list[Any]) -> str:
+    """Indexes, sequences and padding of datasets, in words."""
+    indexes = [dataset.sequence_index for dataset in datasets]
+    sequences = sum(len(index) for index in indexes)
+    padding = sum(index.counts["padding"] for index in indexes)
+    positions = sum(len(index) * index.key.seq_length for index in indexes)
+    places = indexes[0].path if len(indexes) == 1 else f"{len(indexes):,} indexes"
+    built = sum(index.was_built for index in indexes)
+    return (
+        f"{places} ({built:,} built, {len(indexes) - built:,} opened), {sequences:,} sequences, "
+        f"padding {100 * padding / max(1, positions):.3f} %"
+    )
