@@ -7,18 +7,20 @@ from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
-from conftest import documents_of
-from torch.utils.checkpoint import checkpoint
 
-from megatron_bfp.attention_kernels import KERNELS, join_rows
-from megatron_bfp.errors import IntegrationError, OptionError
-from megatron_bfp.index_building import build
-from megatron_bfp.index_format import IndexKey, index_directory
-from megatron_bfp.integrations import megatron_deepspeed
-from megatron_bfp.integrations import megatron_deepspeed_model as model
-from megatron_bfp.integrations.megatron_deepspeed_dataset import build_dataset, build_splits
-from megatron_bfp.samples import dense_attention_mask
+torch = pytest.importorskip("torch")
+
+from conftest import documents_of  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+from megatron_bfp.attention_kernels import KERNELS, join_rows  # noqa: E402
+from megatron_bfp.errors import IntegrationError, OptionError  # noqa: E402
+from megatron_bfp.index_building import build  # noqa: E402
+from megatron_bfp.index_format import IndexKey, index_directory  # noqa: E402
+from megatron_bfp.integrations import megatron_deepspeed  # noqa: E402
+from megatron_bfp.integrations import megatron_deepspeed_model as model  # noqa: E402
+from megatron_bfp.integrations.megatron_deepspeed_dataset import build_dataset, build_splits  # noqa: E402
+from megatron_bfp.samples import dense_attention_mask  # noqa: E402
 
 LENGTH = 16
 LENGTHS = [3, 40, 16, 1, 5, 5, 9, 33, 2, 1, 7, 12, 16, 17]
