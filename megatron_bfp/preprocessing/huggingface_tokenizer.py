@@ -51,8 +51,8 @@ class HuggingFaceTokenizer(Tokenizer):
         if eod_token is not None and eod_token not in vocabulary:
             raise OptionError(f"--eod-token {eod_token!r}: not in the vocabulary of {file_path}")
         self.eod = None if eod_token is None else vocabulary[eod_token]
-        if eod_token is not None and needs_eod:
-            self._refuse_eod_in_texts(eod_token)
+        if needs_eod and self.eod in self.encode_batch([eod_token])[0]:
+            raise self._eod_is_in_texts(eod_token)
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """As ``Tokenizer.encode_batch``."""
@@ -98,7 +98,7 @@ class HuggingFaceTokenizer(Tokenizer):
             if token.get("special") and vocabulary[text] in self.encode_batch([text])[0]:
                 raise OptionError(
                     f"--tokenizer-model {self.path}: its model turns the text {text!r} into the special token, which "
-                    "would end documents where they do not end; use a tokenizer that keeps special tokens out of its model"
+                    "would end documents where they do not end; use a tokenizer that keeps them out of its model"
                 )
 
 

@@ -1,9 +1,9 @@
 """A SentencePiece ``.model``, run by the ``sentencepiece`` library.
 
 Control pieces (``</s>``) are never found in a text by the library, but user-defined ones are. Some of these stand for
-text (a run of spaces or digits), some are markers (``[SUFFIX]``, ``<|im_end|>``), and the model does not say which. Those
-in brackets, and the EOD, are taken for markers: they are made control pieces before the library sees the model. So an
-HTML tag that has a piece of its own, as ``<table>`` in some models, is encoded as the ordinary text it is.
+text (a run of spaces), some are markers (``[SUFFIX]``, ``<|im_end|>``), and the model does not say which. Those in
+brackets, and the EOD, are taken for markers: they are made control pieces before the library sees the model. So an HTML
+tag that has a piece of its own, as ``<table>`` in some models, is encoded as the ordinary text it is.
 """
 
 import re
@@ -51,8 +51,8 @@ class SentencePieceTokenizer(Tokenizer):
         self.eod = self._find_eod(library.eos_id(), eod_token, needs_eod)
         self._library = SentencePieceProcessor()
         self._library.LoadFromSerializedProto(_with_control_pieces(content, self._markers()))
-        if self.eod is not None and needs_eod:
-            self._refuse_eod_in_texts(self._texts[self.eod])
+        if needs_eod and self._types[self.eod] not in (CONTROL, USER_DEFINED):
+            raise self._eod_is_in_texts(self._texts[self.eod])
 
     def _find_eod(self, eos: int, eod_token: str | None, needs_eod: bool) -> int | None:
         if eod_token is not None:

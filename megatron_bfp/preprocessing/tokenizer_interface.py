@@ -73,14 +73,12 @@ class Tokenizer(ABC):
             raise OptionError(f"--tokenizer-model {path}: {error.strerror}") from None
         return self._content
 
-    def _refuse_eod_in_texts(self, text: str) -> None:
-        """Refuse an EOD that a text's own characters can become."""
-        if self.eod in self.encode_batch([text])[0]:
-            raise OptionError(
-                f"--tokenizer-model {self.path}: turns the text {text!r} into the end-of-document token, which would "
-                "end documents where they do not end; choose another --eod-token, or a tokenizer that keeps special tokens "
-                "out of its model"
-            )
+    def _eod_is_in_texts(self, text: str) -> OptionError:
+        """What to raise where a text's own characters can become the EOD."""
+        return OptionError(
+            f"--tokenizer-model {self.path}: turns the text {text!r} into the end-of-document token, which would end "
+            "documents where they do not end; choose another --eod-token, or a tokenizer that keeps it out of its model"
+        )
 
     def _has_no_token(self, number: int) -> OptionError:
         return OptionError(
