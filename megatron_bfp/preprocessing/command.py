@@ -159,7 +159,8 @@ def _write(options: argparse.Namespace) -> list[WrittenDataset]:
     paths, others = input_files(options.input)
     if others:
         first = Place(others[0]).name
-        print(f"{NAME}: {len(others)} other files in the folders given are not read ({first} ...)", file=sys.stderr)
+        number = f"{len(others)} other file{'s' if len(others) > 1 else ''}"
+        print(f"{NAME}: {number} in the folders given not read, by name: {first} ...", file=sys.stderr)
     prefixes = _prefixes(options)
     tokenizer = TokenizerOptions(
         options.tokenizer_type,
