@@ -10,7 +10,7 @@ version = re.search(r'__version__ = "(.+?)"', (here / "megatron_bfp" / "__init__
 
 TOKENIZERS = "tokenizers>=0.23,<0.24"
 SENTENCEPIECE = "sentencepiece>=0.2.1,<0.3"
-TIKTOKEN = "tiktoken>=0.12,<0.15"
+TIKTOKEN = "tiktoken>=0.14,<0.15"
 ORJSON = "orjson>=3.10.18,<4"
 ZSTD = 'backports.zstd>=1,<2; python_version < "3.14"'
 PYARROW = "pyarrow>=21,<27"
