@@ -9,7 +9,13 @@ here = Path(__file__).parent
 version = re.search(r'__version__ = "(.+?)"', (here / "megatron_bfp" / "__init__.py").read_text()).group(1)
 
 TOKENIZERS = "tokenizers>=0.23,<0.24"
+SENTENCEPIECE = "sentencepiece>=0.2.1,<0.3"
+TIKTOKEN = "tiktoken>=0.14,<0.15"
+ORJSON = "orjson>=3.10.18,<4"
+ZSTD = 'backports.zstd>=1,<2; python_version < "3.14"'
+PYARROW = "pyarrow>=21,<27"
 TQDM = "tqdm>=4.66,<5"
+PREPROCESS = [TOKENIZERS, SENTENCEPIECE, TIKTOKEN, ORJSON, ZSTD, PYARROW, TQDM]
 MATPLOTLIB = "matplotlib>=3.10,<3.12"
 TENSORBOARD = "tensorboard>=2.20,<3"
 
@@ -25,14 +31,14 @@ setup(
     packages=find_packages(include=["megatron_bfp", "megatron_bfp.*"]),
     install_requires=["numpy>=1.26,<3"],
     extras_require={
-        "preprocess": [TOKENIZERS, TQDM],
+        "preprocess": PREPROCESS,
         "deepspeed": ["deepspeed>=0.19.8,<0.20", "torch>=2.13,<2.14", "megatron-core>=0.16.1,<0.20", TOKENIZERS],
         "report": [MATPLOTLIB],
         "tensorboard": [TENSORBOARD],
         "flash-attn": ["flash-attn>=2.7,<3"],
         "ray": ["ray>=2.60,<3"],
         "integration": ["pybind11>=3,<4", "triton>=3.7,<4", "six>=1.17,<2", "regex>=2026.11"],
-        "test": ["pytest>=9,<10", "hypothesis>=6.150,<7", TOKENIZERS, TQDM, MATPLOTLIB, TENSORBOARD],
+        "test": ["pytest>=9,<10", "hypothesis>=6.150,<7", *PREPROCESS, MATPLOTLIB, TENSORBOARD],
     },
     entry_points={
         "console_scripts": [

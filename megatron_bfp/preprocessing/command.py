@@ -18,7 +18,13 @@ from ..report import count_cuts
 from ..sequence_index import SequenceIndex
 from ..splits import SPLIT_NAMES, split_fractions
 from ..tables import format_table
-from .dataset import TokenizerOptions, write_datasets
+from .bad_documents import BadDocuments
+from .dataset import WrittenDataset, write_datasets
+from .documents import Place
+from .inputs import BAD_DOCUMENTS_SUFFIX, input_files
+from .tiktoken_tokenizer import PATTERNS, TiktokenOptions
+from .tokenization import TokenizerOptions
+from .tokenizers import TOKENIZER_TYPES
 
 NAME = "preprocess_bfp"
 
@@ -31,14 +37,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     """
     options = _parse(argv)
     if options.indexed:
-        datasets, empty = (
-            [IndexedDataset(prefix, needs_bin=False) for prefix in options.indexed],
-            [0] * len(options.indexed),
-        )
+        datasets = [WrittenDataset(IndexedDataset(prefix, needs_bin=False), 0, 0) for prefix in options.indexed]
     else:
-        datasets, empty = _write(options)
-    rows = [row for dataset in datasets for row in _build_indexes(dataset, options)]
-    _print_datasets(datasets, empty)
+        datasets = _write(options)
+    rows = [row for written in datasets for row in _build_indexes(written.dataset, options)]
+    _print_datasets(datasets)
     _print_indexes(rows)
 
 
@@ -55,15 +58,43 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "index, or build the index of a dataset that exists (--indexed).",
     )
     source = parser.add_argument_group("documents to a dataset")
-    source.add_argument("--input", nargs="+", metavar="FILE", help="JSON Lines, one document's object a line")
-    source.add_argument("--json-keys", nargs="+", default=["text"], metavar="KEY", help="a dataset for each")
+    source.add_argument(
+        "--input",
+        nargs="+",
+        metavar="FILE",
+        help="JSON Lines, plain or compressed (gzip, zstd, bzip2, xz), or Parquet: files, folders, patterns; - for "
+        "standard input",
+    )
+    source.add_argument(
+        "--json-keys",
+        nargs="+",
+        default=["text"],
+        metavar="KEY",
+        help="keys or columns, a dataset for each; meta.text is text inside meta (default: text)",
+    )
     source.add_argument("--output-prefix", metavar="OUT", help="writes OUT_KEY_document.bin, .idx and .bfp/")
-    source.add_argument("--tokenizer-type", default="HuggingFaceTokenizer", help="default: %(default)s")
-    source.add_argument("--tokenizer-model", metavar="PATH", help="a tokenizer.json, or the folder that holds it")
+    source.add_argument("--tokenizer-type", default="HuggingFaceTokenizer", help=f"{', '.join(TOKENIZER_TYPES)}")
+    source.add_argument(
+        "--tokenizer-model", metavar="PATH", help="a tokenizer.json or its folder, a SentencePiece or a tiktoken file"
+    )
     source.add_argument("--eod-token", metavar="TEXT", help="the end-of-document token, where the tokenizer names none")
     source.add_argument("--append-eod", action="store_true", help="end every document with the EOD token")
     source.add_argument("--workers", type=int, default=1, metavar="N", help="processes that tokenize (default: 1)")
+    source.add_argument(
+        "--skip-bad-documents", action="store_true", help=f"leave them out and list them in OUT{BAD_DOCUMENTS_SUFFIX}"
+    )
     source.add_argument("--overwrite", action="store_true", help="replace a dataset or index that is there")
+    tiktoken = parser.add_argument_group("TikTokenizer")
+    tiktoken.add_argument(
+        "--tiktoken-pattern",
+        metavar="NAME",
+        help=f"how texts are split: {', '.join(PATTERNS)}, or a regular expression (default in Megatron's JSON: v2)",
+    )
+    tiktoken.add_argument("--tiktoken-num-special-tokens", type=int, default=1000, metavar="N", help="default: 1000")
+    tiktoken.add_argument("--tiktoken-special-tokens", nargs="+", metavar="TEXT", help="in the order of their ids")
+    tiktoken.add_argument(
+        "--vocab-size", type=int, metavar="N", help="special tokens included (default: at most 2**17)"
+    )
     existing = parser.add_argument_group("datasets that exist")
     existing.add_argument("--indexed", nargs="+", metavar="PREFIX", help="paths without .bin or .idx")
     index = parser.add_argument_group("sequence index")
@@ -90,9 +121,10 @@ def _check(options: argparse.Namespace) -> None:
     for name in ("output_prefix", "tokenizer_model"):
         if not getattr(options, name):
             raise OptionError(f"--{name.replace('_', '-')} is needed with --input")
-    for path in options.input:
-        if not os.path.isfile(path):
-            raise OptionError(f"--input {path}: {'not a file' if os.path.exists(path) else 'no such file'}")
+    _check_keys(options.json_keys)
+    for name in ("tiktoken_num_special_tokens", "vocab_size"):
+        if getattr(options, name) is not None:
+            checked_count(f"--{name.replace('_', '-')}", getattr(options, name))
     folder = os.path.dirname(os.path.abspath(options.output_prefix))
     if not os.path.isdir(folder):
         raise OptionError(f"--output-prefix {options.output_prefix}: there is no folder {folder}")
@@ -104,6 +136,17 @@ def _check(options: argparse.Namespace) -> None:
             )
 
 
+def _check_keys(keys: Sequence[str]) -> None:
+    """Refuse keys that cannot name a dataset each."""
+    for key in keys:
+        if not key or "/" in key or "\0" in key:
+            raise OptionError(
+                f"--json-keys {key!r}: a key is part of a file's name and cannot be empty or hold a slash"
+            )
+        if keys.count(key) > 1:
+            raise OptionError(f"--json-keys {key!r}: is given twice; a dataset is written for each key")
+
+
 def _is_there(prefix: str) -> bool:
     """Whether writing a dataset would replace one. A .bin without its .idx may be what a killed run left."""
     if os.path.exists(idx_path(prefix)) or os.path.exists(index_directory(prefix)):
@@ -111,14 +154,36 @@ def _is_there(prefix: str) -> bool:
     return os.path.exists(bin_path(prefix)) and not os.path.exists(idx_path(prefix) + ".part")
 
 
-def _write(options: argparse.Namespace) -> tuple[list[IndexedDataset], list[int]]:
-    """Write and open the datasets; returns them and the number of empty documents of each."""
+def _write(options: argparse.Namespace) -> list[WrittenDataset]:
+    """Write and open the datasets."""
+    paths, others = input_files(options.input)
+    if others:
+        first = Place(others[0]).name
+        number = f"{len(others)} other file{'s' if len(others) > 1 else ''}"
+        print(f"{NAME}: {number} in the folders given not read, by name: {first} ...", file=sys.stderr)
     prefixes = _prefixes(options)
-    tokenizer = TokenizerOptions(options.tokenizer_type, options.tokenizer_model, options.eod_token, options.append_eod)
-    empty = write_datasets(options.input, prefixes, tokenizer, options.workers, terminal_progress)
+    tokenizer = TokenizerOptions(
+        options.tokenizer_type,
+        options.tokenizer_model,
+        options.eod_token,
+        options.append_eod,
+        _tiktoken_options(options),
+    )
+    with BadDocuments(options.output_prefix + BAD_DOCUMENTS_SUFFIX, options.skip_bad_documents) as bad:
+        written = write_datasets(paths, prefixes, tokenizer, bad, options.workers, terminal_progress)
     for prefix in prefixes.values():
         shutil.rmtree(index_directory(prefix), ignore_errors=True)  # with --overwrite: of the dataset before
-    return [IndexedDataset(prefix) for prefix in prefixes.values()], empty
+    return written
+
+
+def _tiktoken_options(options: argparse.Namespace) -> TiktokenOptions:
+    names = options.tiktoken_special_tokens
+    return TiktokenOptions(
+        options.tiktoken_pattern,
+        options.tiktoken_num_special_tokens,
+        None if names is None else tuple(names),
+        options.vocab_size,
+    )
 
 
 def _prefixes(options: argparse.Namespace) -> dict[str, str]:
@@ -142,11 +207,13 @@ def _build_indexes(dataset: IndexedDataset, options: argparse.Namespace) -> list
     return built
 
 
-def _print_datasets(datasets: list[IndexedDataset], empty: list[int]) -> None:
+def _print_datasets(datasets: list[WrittenDataset]) -> None:
     rows = []
-    for dataset, left_out in zip(datasets, empty):
-        rows.append([dataset.prefix, dataset.num_documents, left_out, dataset.num_tokens, str(dataset.dtype)])
-    print(format_table(["dataset", "documents", "empty, left out", "tokens", "dtype"], rows))
+    for written in datasets:
+        dataset = written.dataset
+        left_out = (written.num_empty, written.num_bad)
+        rows.append([dataset.prefix, dataset.num_documents, *left_out, dataset.num_tokens, str(dataset.dtype)])
+    print(format_table(["dataset", "documents", "empty, left out", "bad, left out", "tokens", "dtype"], rows))
     print()
 
 

@@ -1,28 +1,34 @@
-"""JSON Lines in: a file is cut into batches of whole lines, and each line is one document's JSON object.
+"""JSON Lines: the bytes of a file are cut into batches of whole lines, and each line is one document's JSON object.
 
-Lines end at a line feed and nowhere else: other line separators, such as U+2028, may stand inside a text. Files are
-read as bytes in constant memory, so a line that is not UTF-8 is the error of that line and not of the file.
+Lines end at a line feed and nowhere else: other line separators, such as U+2028, may stand inside a text. A line that
+is not UTF-8 is that line's fault and not the file's. The fast parser refuses some lines that are well-known in the
+wild (``NaN`` in another key, say): what it refuses is parsed once more by the standard library, which then decides and
+says why.
 """
 
 import difflib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from ..errors import InputError
+from ..errors import InputError, OptionError
+from .compression import compression_of
+from .documents import MAX_DOCUMENT_BYTES, BadDocument, Place, Record, checked_text
 
 BATCH_BYTES = 1 << 20
 BOM = b"\xef\xbb\xbf"
 REFUSED_STARTS = {
+    b"\x00\x00\xfe\xff": "is UTF-32; convert it to UTF-8",
+    b"\xff\xfe\x00\x00": "is UTF-32; convert it to UTF-8",
     b"\xff\xfe": "is UTF-16; convert it to UTF-8",
     b"\xfe\xff": "is UTF-16; convert it to UTF-8",
-    b"\x1f\x8b": "is compressed by gzip; decompress it first",
-    b"\x28\xb5\x2f\xfd": "is compressed by zstd; decompress it first",
-    b"BZh": "is compressed by bzip2; decompress it first",
-    b"\xfd7zXZ": "is compressed by xz; decompress it first",
-    b"PAR1": "is Parquet, not JSON Lines",
-    b"[": "is a JSON array, not JSON Lines: write one object a line",
+    b"{\x00": "is UTF-16; convert it to UTF-8",
+    b"\x00{": "is UTF-16; convert it to UTF-8",
+    b"PK\x03\x04": "is a zip archive; unpack it first",
+    b"PAR1": "is compressed Parquet; decompress it first (Parquet compresses its columns itself)",
 }
+TAR_MAGIC = slice(257, 262)
 
 
 @dataclass(frozen=True)
@@ -32,69 +38,147 @@ class LineBatch:
     path: str
     first_line: int
     """Counted from 1."""
-    lines: list[bytes]
+    first_byte: int
+    """Where the first line begins in the (decompressed) file, counted from 0."""
+    content: bytes
+    """Whole lines, each but the file's last with its line feed."""
+
+    def records(self, keys: Sequence[str]) -> Iterator[Record | BadDocument]:
+        """Each line's texts under ``keys``, or what is wrong with it. Blank lines are passed over.
+
+        Raises:
+            OptionError: the JSON parser is not installed.
+        """
+        loads = _fast_loads()
+        byte = self.first_byte
+        for number, line in enumerate(self.content.split(b"\n"), self.first_line):
+            document = line.removeprefix(BOM)
+            if document and not document.isspace():
+                place = Place(self.path, number, byte)
+                try:
+                    parsed = _parsed(document, len(line) - len(document), loads)
+                    yield Record(place, [_text(parsed, key) for key in keys])
+                except ValueError as error:
+                    yield BadDocument(place, str(error))
+            byte += len(line) + 1
 
 
-def read_batches(path: str) -> Iterator[LineBatch]:
-    """Batches of about ``BATCH_BYTES`` of the lines of a file.
+def line_batches(chunks: Iterable[bytes], path: str) -> Iterator[LineBatch]:
+    """Batches of whole lines, in order, each about as large as a chunk, or one line if that is longer.
+
+    Args:
+        chunks: the bytes of the file.
+        path: names the file in batches and messages.
 
     Raises:
-        InputError: the file cannot be read or is not JSON Lines.
+        InputError: it is not JSON Lines, or a line is longer than ``MAX_DOCUMENT_BYTES``.
     """
+    line, byte = 1, 0
+    unfinished: list[bytes] = []
+    size = 0
+    for number, chunk in enumerate(_in_large_chunks(chunks)):
+        if not number:
+            _check_start(chunk, path)
+        cut = chunk.rfind(b"\n") + 1
+        if cut:
+            content = b"".join([*unfinished, chunk[:cut]])
+            yield LineBatch(path, line, byte, content)
+            line, byte = line + content.count(b"\n"), byte + len(content)
+            unfinished, size = [], 0
+        unfinished.append(chunk[cut:])
+        size += len(chunk) - cut
+        if size > MAX_DOCUMENT_BYTES:
+            raise InputError(
+                f"{Place(path, line, byte)}: this line is longer than {MAX_DOCUMENT_BYTES >> 30} GiB; is it JSON?"
+            )
+    if size:
+        yield LineBatch(path, line, byte, b"".join(unfinished))
+
+
+def _in_large_chunks(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """``chunks`` joined to pieces of ``BATCH_BYTES`` or a little more: pipes and small members come in small ones."""
+    joined: list[bytes] = []
+    size = 0
+    for chunk in chunks:
+        joined.append(chunk)
+        size += len(chunk)
+        if size >= BATCH_BYTES:
+            yield b"".join(joined)
+            joined, size = [], 0
+    if size:
+        yield b"".join(joined)
+
+
+def _check_start(chunk: bytes, path: str) -> None:
+    """Refuse a file that is something else by its first chunk."""
+    name = Place(path).name
+    start = chunk.removeprefix(BOM).lstrip()
+    for magic, reason in REFUSED_STARTS.items():
+        if chunk.startswith(magic):
+            raise InputError(f"{name}: {reason}")
+    if compression := compression_of(chunk):
+        raise InputError(f"{name}: is compressed twice, inside by {compression}; decompress it once")
+    if chunk[TAR_MAGIC] == b"ustar":
+        raise InputError(f"{name}: is a tar archive; unpack it first")
+    if start.startswith(b"[") and not _is_a_line_s_array(start):
+        raise InputError(f"{name}: is a JSON array, not JSON Lines: write one object a line")
+
+
+def _is_a_line_s_array(start: bytes) -> bool:
+    """Whether an array is the first line alone: then it is a bad line, and other lines may be good."""
+    line, _, rest = start.partition(b"\n")
+    return line.rstrip().endswith(b"]") and rest.lstrip().startswith((b"{", BOM + b"{"))
+
+
+def _fast_loads() -> Any:
     try:
-        with open(path, "rb") as file:
-            start = file.read(8).removeprefix(BOM)
-            for magic, reason in REFUSED_STARTS.items():
-                if start.startswith(magic):
-                    raise InputError(f"{path}: {reason}")
-            file.seek(0)
-            line_number = 1
-            while lines := file.readlines(BATCH_BYTES):
-                yield LineBatch(path, line_number, lines)
-                line_number += len(lines)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+        import orjson
+    except ImportError:
+        raise OptionError("the orjson package is missing: pip install 'megatron-bfp[preprocess]'") from None
+    return orjson.loads
 
 
-def texts(batch: LineBatch, key: str) -> list[str]:
-    """The documents of a batch: what each line's object holds under ``key``. Blank lines are passed over.
-
-    Raises:
-        InputError: a line is not a document; the message names file, line and reason.
-    """
-    found = []
-    for line_number, line in enumerate(batch.lines, batch.first_line):
-        line = line.removeprefix(BOM)
-        if line.strip():
-            try:
-                found.append(_text(line, key))
-            except ValueError as error:
-                raise InputError(f"{batch.path}:{line_number}: {error}") from None
-    return found
-
-
-def _text(line: bytes, key: str) -> str:
+def _parsed(line: bytes, bytes_before: int, loads: Any) -> dict[str, Any]:
     try:
-        document = json.loads(line.decode("utf-8"))
+        document = loads(line)
+    except ValueError:
+        document = _parsed_slowly(line, bytes_before)
+    if not isinstance(document, dict):
+        kind = "null" if document is None else f"a JSON {type(document).__name__}"
+        raise ValueError(f"holds {kind}, not an object")
+    return document
+
+
+def _parsed_slowly(line: bytes, bytes_before: int) -> Any:
+    try:
+        text = line.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(f"byte {error.start + 1} is not UTF-8") from None
+        raise ValueError(f"byte {bytes_before + error.start + 1} of the line is not UTF-8") from None
+    try:
+        return json.loads(text)
     except json.JSONDecodeError as error:
-        raise ValueError(f"not JSON: {error.msg} at character {error.pos + 1}") from None
+        byte = bytes_before + len(text[: error.pos].encode()) + 1
+        raise ValueError(f"not JSON: {error.msg.removesuffix(' at')} at byte {byte} of the line") from None
     except RecursionError:
         raise ValueError("not usable JSON: nested too deeply") from None
-    if not isinstance(document, dict):
-        raise ValueError(f"holds a JSON {type(document).__name__}, not an object")
-    if key not in document:
-        spellings = {name.lower(): name for name in document}
-        near = difflib.get_close_matches(key.lower(), spellings, n=1)
-        names = ", ".join(repr(name) for name in sorted(document)) or "none"
-        hint = f"; did you mean {spellings[near[0]]!r}?" if near else ""
-        raise ValueError(f"no key {key!r}; its keys are {names}{hint}")
-    text = document[key]
-    if not isinstance(text, str):
-        raise ValueError(f"{key!r} holds a {type(text).__name__}, not text")
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise ValueError(f"character {error.start + 1} of {key!r} is half of a surrogate pair, not text") from None
-    return text
+
+
+def _text(document: dict[str, Any], key: str) -> str:
+    """The text under a key, or under a path of keys with dots between them."""
+    if key in document:
+        return checked_text(document[key], key)
+    value: Any = document
+    for name in key.split("."):
+        if not isinstance(value, dict) or name not in value:
+            raise ValueError(missing_key(key, document))
+        value = value[name]
+    return checked_text(value, key)
+
+
+def missing_key(key: str, keys: Iterable[str], kind: str = "key") -> str:
+    """Says that a key is missing, which there are, and which of them may have been meant."""
+    spellings = {name.lower(): name for name in keys}
+    near = difflib.get_close_matches(key.lower(), spellings, n=1)
+    names = ", ".join(repr(name) for name in sorted(keys)) or "none"
+    hint = f"; did you mean {spellings[near[0]]!r}?" if near else ""
+    return f"no {kind} {key!r}; its {kind}s are {names}{hint}"

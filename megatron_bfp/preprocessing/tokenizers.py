@@ -1,140 +1,25 @@
-"""Tokenizers: texts to token ids, with what Megatron asks of a tokenizer (``vocab_size``, ``eod``, ``pad``).
-
-Text is text: a document may contain the characters ``<|endoftext|>``, and they must not become the end-of-document
-token. Tokenizer libraries do that to every special token they find in a text, so encoding runs without them.
-"""
-
-import hashlib
-import json
-import os
-import re
-from collections.abc import Sequence
-from functools import cached_property
-from typing import Any
-
-import numpy as np
+"""Tokenizers by Megatron's names for them. Text is text with each: see ``tokenizer_interface``."""
 
 from ..errors import OptionError
+from .huggingface_tokenizer import HuggingFaceTokenizer
+from .sentencepiece_tokenizer import SentencePieceTokenizer
+from .tiktoken_tokenizer import TikTokenizer, TiktokenOptions
+from .tokenizer_interface import Tokenizer
 
-TOKENIZER_TYPES = ("HuggingFaceTokenizer",)
-BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
-"""A token that stands for one byte in models with ``byte_fallback``."""
-
-
-class HuggingFaceTokenizer:
-    """A ``tokenizer.json``, run by the ``tokenizers`` library.
-
-    Args:
-        path: the file, or a folder that holds it.
-        eod_token: text of the end-of-document token. Without it, a folder's tokenizer_config.json must name an
-            ``eos_token``.
-        needs_eod: whether it is an error that there is none.
-
-    Attributes:
-        vocab_size: the highest token id and one more.
-        eod: id of the end-of-document token.
-        pad: always -1, the id Megatron uses for "none": masks come from positions.
-        unique_identifiers: what tells this tokenizer from others, for Megatron's dataset caches.
-
-    Raises:
-        OptionError: there is no such file, it is not a tokenizer, or there is no EOD.
-    """
-
-    pad = -1
-
-    def __init__(self, path: str, eod_token: str | None = None, needs_eod: bool = True) -> None:
-        try:
-            from tokenizers import Tokenizer
-        except ImportError:
-            raise OptionError("the tokenizers package is missing: pip install 'megatron-bfp[preprocess]'") from None
-        file_path = os.path.join(path, "tokenizer.json") if os.path.isdir(path) else path
-        try:
-            with open(file_path, "rb") as file:
-                content = file.read()
-        except OSError as error:
-            raise OptionError(f"--tokenizer-model {file_path}: {error.strerror}") from None
-        try:
-            description = json.loads(content)
-            self._tokenizer = Tokenizer.from_str(json.dumps(_without_special_tokens(description)))
-            vocabulary = Tokenizer.from_str(json.dumps(description)).get_vocab(with_added_tokens=True)
-        except Exception as error:  # the library raises bare Exceptions
-            raise OptionError(f"--tokenizer-model {file_path}: not a Hugging Face tokenizer: {error}") from None
-        self._path, self._content = file_path, content
-        self._ids = _renumbering(self._tokenizer.get_vocab(with_added_tokens=True), vocabulary)
-        self._refuse_special_texts(description, vocabulary, file_path)
-        self.vocab_size = max(vocabulary.values(), default=-1) + 1
-        eod_token = eod_token if eod_token is not None else _configured_eod(path)
-        if eod_token is None and needs_eod:
-            raise OptionError(f"--tokenizer-model {path}: names no end-of-document token; give it with --eod-token")
-        if eod_token is not None and eod_token not in vocabulary:
-            raise OptionError(f"--eod-token {eod_token!r}: not in the vocabulary of {file_path}")
-        self.eod = None if eod_token is None else vocabulary[eod_token]
-        self.unique_identifiers = {
-            "class": type(self).__name__,
-            "sha256": hashlib.sha256(content).hexdigest(),
-            "eod": self.eod,
-        }
-
-    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Token ids of each text, int32 [length], without any special token."""
-        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [self._ids[np.array(encoding.ids, dtype=np.int64)] for encoding in encodings]
-
-    def pieces(self, ids: Sequence[int]) -> list[bytes]:
-        """The text of each token, in UTF-8. A token may hold a part of a character's bytes.
-
-        Raises:
-            OptionError: a token is not in the vocabulary.
-        """
-        return [self._piece(int(number)) for number in ids]
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of tokens, special ones included; U+FFFD for what is cut off of a character at either end.
-
-        Raises:
-            As ``pieces``.
-        """
-        return b"".join(self.pieces(ids)).decode("utf-8", errors="replace")
-
-    def _piece(self, number: int) -> bytes:
-        library, added, bytes_of = self._decoding
-        if number in added:
-            return added[number].encode()
-        token = library.id_to_token(number) if number >= 0 else None
-        if token is None:
-            raise OptionError(
-                f"--tokenizer-model {self._path}: has no token {number}; give the tokenizer the dataset was made with"
-            )
-        if bytes_of:
-            return b"".join(bytes_of.get(character) or character.encode() for character in token)
-        byte = BYTE_TOKEN.fullmatch(token)
-        return bytes.fromhex(byte[1]) if byte else token.replace("\u2581", " ").encode()
-
-    @cached_property
-    def _decoding(self) -> tuple[Any, dict[int, str], dict[str, bytes]]:
-        """The library's own tokenizer, the added tokens, and the bytes of a byte-level vocabulary's characters.
-
-        Made when first used: processes that only encode need none of it.
-        """
-        from tokenizers import Tokenizer
-
-        description = json.loads(self._content)
-        library = Tokenizer.from_str(json.dumps(description))
-        added = {number: token.content for number, token in library.get_added_tokens_decoder().items()}
-        return library, added, _byte_level_alphabet() if _is_byte_level(description) else {}
-
-    def _refuse_special_texts(self, description: dict[str, Any], vocabulary: dict[str, int], path: str) -> None:
-        """Some models have their special tokens in the vocabulary itself, and would find them in a text."""
-        for token in description.get("added_tokens") or []:
-            text = token["content"]
-            if token.get("special") and vocabulary[text] in self.encode_batch([text])[0]:
-                raise OptionError(
-                    f"--tokenizer-model {path}: its model turns the text {text!r} into the special token, which would "
-                    "end documents where they do not end; use a tokenizer that keeps special tokens out of its model"
-                )
+TOKENIZER_TYPES: dict[str, type[Tokenizer]] = {
+    "HuggingFaceTokenizer": HuggingFaceTokenizer,
+    "SentencePieceTokenizer": SentencePieceTokenizer,
+    "TikTokenizer": TikTokenizer,
+}
 
 
-def load_tokenizer(tokenizer_type: str, path: str, eod_token: str | None = None, needs_eod: bool = True):
+def load_tokenizer(
+    tokenizer_type: str,
+    path: str,
+    eod_token: str | None = None,
+    needs_eod: bool = True,
+    tiktoken: TiktokenOptions = TiktokenOptions(),
+) -> Tokenizer:
     """The tokenizer that Megatron's ``--tokenizer-type`` and ``--tokenizer-model`` name.
 
     Raises:
@@ -142,52 +27,6 @@ def load_tokenizer(tokenizer_type: str, path: str, eod_token: str | None = None,
     """
     if tokenizer_type not in TOKENIZER_TYPES:
         raise OptionError(f"--tokenizer-type {tokenizer_type}: choose one of {', '.join(TOKENIZER_TYPES)}")
-    return HuggingFaceTokenizer(path, eod_token, needs_eod)
-
-
-def _without_special_tokens(description: dict[str, Any]) -> dict[str, Any]:
-    """The tokenizer as it must treat a document: no special token in a text, nothing cut, nothing added."""
-    added = [token for token in description.get("added_tokens") or [] if not token.get("special")]
-    return description | {"added_tokens": added, "post_processor": None, "truncation": None, "padding": None}
-
-
-def _renumbering(found: dict[str, int], wanted: dict[str, int]) -> np.ndarray:
-    """int32 [tokens]: the true id of each id that the tokenizer without special tokens gives.
-
-    The library numbers added tokens that are not in the model anew when others are left out.
-    """
-    ids = np.full(max(found.values(), default=-1) + 1, -1, dtype=np.int32)
-    for token, number in found.items():
-        ids[number] = wanted[token]
-    return ids
-
-
-def _is_byte_level(description: dict[str, Any]) -> bool:
-    """Whether the vocabulary writes tokens in characters that each stand for a byte, as GPT-2's does."""
-    decoder = description.get("decoder") or {}
-    return "ByteLevel" in [step.get("type") for step in [decoder, *decoder.get("decoders", [])]]
-
-
-def _byte_level_alphabet() -> dict[str, bytes]:
-    """GPT-2's character for each byte: visible ones stand for themselves, the rest are numbered from U+0100 on."""
-    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    hidden = [byte for byte in range(256) if byte not in visible]
-    characters = [*map(chr, visible), *(chr(0x100 + place) for place in range(len(hidden)))]
-    return {character: bytes([byte]) for character, byte in zip(characters, visible + hidden)}
-
-
-def _configured_eod(path: str) -> str | None:
-    """The ``eos_token`` of a tokenizer's folder."""
-    config_path = os.path.join(path, "tokenizer_config.json")
-    if not os.path.isfile(config_path):
-        return None
-    try:
-        with open(config_path, encoding="utf-8") as file:
-            token = json.load(file).get("eos_token")
-    except (OSError, ValueError, AttributeError) as error:
-        raise OptionError(f"--tokenizer-model {config_path}: not a tokenizer's configuration: {error}") from None
-    if isinstance(token, dict):
-        token = token.get("content")
-    if token is not None and not isinstance(token, str):
-        raise OptionError(f"--tokenizer-model {config_path}: its eos_token is no text")
-    return token
+    if tokenizer_type == "TikTokenizer":
+        return TikTokenizer(path, eod_token, needs_eod, tiktoken)
+    return TOKENIZER_TYPES[tokenizer_type](path, eod_token, needs_eod)

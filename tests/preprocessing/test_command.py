@@ -160,6 +160,14 @@ BAD_OPTIONS = [
     (["--output-prefix", "/nowhere/out"], "no folder"),
     (["--indexed", "/nowhere/data"], "either --input or --indexed"),
     (["--nonsense"], "--nonsense"),
+    (["--input", "/nowhere/*.jsonl"], "no file matches"),
+    (["--input", "-", "-"], "once only"),
+    (["--json-keys", "text", "text"], "given twice"),
+    (["--json-keys", "a/b"], "slash"),
+    (["--json-keys", ""], "cannot be empty"),
+    (["--vocab-size", "0"], "--vocab-size"),
+    (["--tokenizer-type", "TikTokenizer"], "tiktoken"),
+    (["--tokenizer-type", "SentencePieceTokenizer"], "not a SentencePiece model"),
 ]
 
 
@@ -197,8 +205,139 @@ def test_several_keys_are_written_all_or_none(run_here, tmp_path, tokenizer_file
     path = tmp_path / "in.jsonl"
     path.write_text('{"text": "a", "code": "b"}\n{"text": "a"}\n')
     status, _, err = run_here("--input", path, "--json-keys", "text", "code")
-    assert status == 2 and ":2: no key 'code'" in err
+    assert status == 2 and ":2 (byte 27): no key 'code'" in err
     assert files(tmp_path) == ["in.jsonl"]
+
+
+@pytest.fixture
+def mixed_files(tmp_path):
+    """The same 3000 documents in one file, and in a folder of ten in every container we read."""
+    import bz2
+    import gzip
+    import lzma
+
+    import pyarrow
+    from backports import zstd
+    from pyarrow import parquet
+
+    rng = random.Random(2)
+    texts = [f"{number} " + "word " * rng.randint(0, 300) for number in range(3000)]
+    lines = [json.dumps({"text": text}).encode() + b"\n" for text in texts]
+    (tmp_path / "one.jsonl").write_bytes(b"".join(lines))
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    writers = {"jsonl": bytes, "jsonl.gz": gzip.compress, "jsonl.zst": zstd.compress}
+    writers |= {"jsonl.bz2": bz2.compress, "jsonl.xz": lzma.compress}
+    for number in range(10):
+        part = slice(number * 300, (number + 1) * 300)
+        kind = ["parquet", *writers][number % 6]
+        path = folder / f"part-{number}.{kind}"
+        if kind == "parquet":
+            parquet.write_table(pyarrow.table({"text": texts[part]}), path, row_group_size=77)
+        else:
+            path.write_bytes(writers[kind](b"".join(lines[part])))
+    return tmp_path / "one.jsonl", folder
+
+
+def test_any_container_and_number_of_workers_gives_the_same_bytes(tmp_path, tokenizer_file, mixed_files):
+    one, folder = mixed_files
+    runs = {"one": (one, 1), "folder": (folder, 1), "workers": (folder, 2), "pattern": (folder / "*", 3)}
+    contents = set()
+    for name, (given, workers) in runs.items():
+        common = ("--tokenizer-model", tokenizer_file, "--eod-token", EOD, "--append-eod", "--seq-length", 128)
+        done = tool("--input", given, "--output-prefix", tmp_path / name, "--workers", workers, *common)
+        assert done.returncode == 0, done.stderr
+        contents.add(tuple((tmp_path / f"{name}_text_document.{kind}").read_bytes() for kind in ("bin", "idx")))
+    assert len(contents) == 1
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("name", ["00_good.jsonl", "46_zst.jsonl.zst"])
+def test_standard_input(tmp_path, tokenizer_file, name, workers):
+    common = ("--output-prefix", tmp_path / "out", "--tokenizer-model", tokenizer_file, "--seq-length", 64)
+    content = open(DATA / "nasty" / name, "rb")
+    done = tool("--input", "-", *common, "--workers", workers, stdin=content)
+    assert done.returncode == 0, done.stderr
+    assert IndexedDataset(str(tmp_path / "out_text_document")).num_documents == 8
+
+
+def test_bad_standard_input_is_named(tmp_path, tokenizer_file):
+    common = ("--output-prefix", tmp_path / "out", "--tokenizer-model", tokenizer_file, "--seq-length", 64)
+    done = tool("--input", "-", *common, input="x\n")
+    assert done.returncode == 2 and "standard input:1 (byte 0): not JSON" in done.stderr
+    assert files(tmp_path) == []
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_skipped_documents_are_listed_in_order(tmp_path, tokenizer_file, workers):
+    path, other = tmp_path / "in.jsonl", str(DATA / "nasty" / "06_not_an_object.jsonl")
+    with open(path, "w") as file:
+        for number in range(30_000):
+            file.write("bad\n" if number % 1000 == 7 else json.dumps({"text": f"document {number} " * 9}) + "\n")
+    common = ("--output-prefix", tmp_path / "out", "--tokenizer-model", tokenizer_file, "--seq-length", 64)
+    done = tool("--input", path, other, path, *common, "--workers", workers, "--skip-bad-documents")
+    assert done.returncode == 0, done.stderr
+    listed = [json.loads(line) for line in open(tmp_path / "out.bad.jsonl")]
+    content = path.read_bytes()
+    assert [entry["line"] for entry in listed] == [*range(8, 30_000, 1000), 2, 3, 4, 5, *range(8, 30_000, 1000)]
+    assert all(content[entry["byte"] :].startswith(b"bad\n") for entry in listed if entry["file"] == str(path))
+    row = next(line for line in done.stdout.splitlines() if "out_text_document" in line).split()
+    assert row[1:4] == [f"{2 * 30_000 - 60 + 2:,}", "0", "64"]
+    assert IndexedDataset(str(tmp_path / "out_text_document")).num_documents == 59_942
+
+
+def test_without_bad_documents_an_older_list_goes(run_here, tmp_path):
+    bad, good = (str(DATA / "nasty" / name) for name in ("04_missing_key.jsonl", "00_good.jsonl"))
+    assert run_here("--input", bad, "--skip-bad-documents")[0] == 0
+    assert "out.bad.jsonl" in files(tmp_path)
+    assert run_here("--input", good, "--skip-bad-documents", "--overwrite")[0] == 0
+    assert "out.bad.jsonl" not in files(tmp_path)
+
+
+def test_other_files_in_a_folder_are_mentioned(run_here, tmp_path):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "a.jsonl").write_text('{"text": "a"}\n')
+    (folder / "README.md").write_text("no data\n")
+    status, _, err = run_here("--input", folder)
+    assert (
+        status == 0 and len(err.splitlines()) == 1 and "1 other file in the folders given" in err and "README.md" in err
+    )
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_file_that_is_cut_off_leaves_nothing(tmp_path, tokenizer_file, workers):
+    import gzip
+
+    path = tmp_path / "in.jsonl.gz"
+    path.write_bytes(gzip.compress(b'{"text": "a text"}\n' * 120_000)[:-9])
+    common = ("--output-prefix", tmp_path / "out", "--tokenizer-model", tokenizer_file, "--seq-length", 64)
+    done = tool("--input", path, *common, "--workers", workers, "--skip-bad-documents")
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert f"{path}: its gzip data ends at byte {path.stat().st_size}" in done.stderr.splitlines()[-1]
+    assert files(tmp_path) == ["in.jsonl.gz"]
+
+
+@pytest.mark.parametrize("moment", [0.3, 1, 2])
+def test_an_interrupted_run_says_so_and_leaves_nothing(tmp_path, tokenizer_file, moment):
+    """Ctrl-C and a scheduler's SIGTERM reach the whole group of processes."""
+    path = tmp_path / "in.jsonl"
+    path.write_text(json.dumps({"text": "a document " * 40}) + "\n")
+    path.write_bytes(path.read_bytes() * 200_000)
+    arguments = ["--input", path, "--output-prefix", tmp_path / "out", "--tokenizer-model", tokenizer_file]
+    arguments += ["--seq-length", "64", "--workers", "2", "--skip-bad-documents"]
+    for number, status, message in ((signal.SIGINT, 130, "preprocess_bfp: interrupted\n"), (signal.SIGTERM, 143, "")):
+        command_line = [sys.executable, ROOT / "tools" / "preprocess_bfp.py", *arguments]
+        process = subprocess.Popen([*map(str, command_line)], start_new_session=True, stderr=subprocess.PIPE, text=True)
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "out_text_document.bin.part").exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        time.sleep(moment)
+        os.killpg(process.pid, number)
+        assert process.wait(timeout=60) == status
+        lines = [line for line in process.stderr.read().splitlines(True) if not line.startswith("tokenizing")]
+        assert "".join(lines) == message
+        assert files(tmp_path) == ["in.jsonl"]
 
 
 def test_a_terminated_run_leaves_neither_files_nor_processes(tmp_path, tokenizer_file):

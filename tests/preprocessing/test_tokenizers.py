@@ -8,7 +8,7 @@ from conftest import DATA
 tokenizers = pytest.importorskip("tokenizers")
 
 from megatron_bfp import OptionError  # noqa: E402
-from megatron_bfp.preprocessing.jsonl import read_batches, texts  # noqa: E402
+from megatron_bfp.preprocessing.inputs import read_batches  # noqa: E402
 from megatron_bfp.preprocessing.tokenizers import load_tokenizer  # noqa: E402
 from preprocessing.conftest import EOD  # noqa: E402
 
@@ -18,7 +18,8 @@ def load(path, **options):
 
 
 def nasty_texts(name):
-    return [text for batch in read_batches(str(DATA / "nasty" / name)) for text in texts(batch, "text")]
+    batches = read_batches(str(DATA / "nasty" / name), ["text"])
+    return [record.texts[0] for batch in batches for record in batch.records(["text"])]
 
 
 def test_ids_are_those_of_the_library(tokenizer_file):
@@ -110,6 +111,21 @@ def test_what_is_no_tokenizer_is_refused(tmp_path, content):
     (tmp_path / "tokenizer.json").write_bytes(content)
     with pytest.raises(OptionError, match="not a Hugging Face tokenizer"):
         load(str(tmp_path / "tokenizer.json"), eod_token=EOD)
+
+
+def test_an_eod_that_is_no_special_token_is_kept_out_of_texts(tokenizer_file, tmp_path):
+    """Some files mark their EOD as an ordinary added token, which the library finds in texts."""
+    library = tokenizers.Tokenizer.from_file(tokenizer_file)
+    library.add_tokens(["<|end|>"])
+    library.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = load(str(tmp_path / "tokenizer.json"), eod_token="<|end|>")
+    (ids,) = tokenizer.encode_batch(["a<|end|>b"])
+    assert tokenizer.eod == 600 and 600 not in ids and tokenizer.decode(ids) == "a<|end|>b"
+
+
+def test_a_word_as_eod_is_refused(tokenizer_file):
+    with pytest.raises(OptionError, match="turns the text 'self' into the end-of-document token"):
+        load(tokenizer_file, eod_token="self")
 
 
 def test_a_missing_file_and_an_unknown_type_are_refused(tmp_path):

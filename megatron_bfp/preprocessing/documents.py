@@ -1,0 +1,78 @@
+"""What readers and workers pass on: batches of raw documents with their places, records of texts, bad documents."""
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+STANDARD_INPUT = "-"
+"""The name of standard input among input files, as ``--input`` takes it."""
+MAX_DOCUMENT_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a raw document stands."""
+
+    path: str
+    line: int | None = None
+    """Of a JSON Lines file, counted from 1."""
+    byte: int | None = None
+    """Where that line begins in the (decompressed) file, counted from 0."""
+    row: int | None = None
+    """Of a Parquet file, counted from 1."""
+
+    @property
+    def name(self) -> str:
+        """What messages call the file."""
+        if self.path == STANDARD_INPUT:
+            return "standard input"
+        return os.fsencode(self.path).decode("utf-8", errors="backslashreplace")
+
+    def __str__(self) -> str:
+        if self.row is not None:
+            return f"{self.name}: row {self.row}"
+        return f"{self.name}:{self.line} (byte {self.byte})"
+
+
+@dataclass(frozen=True)
+class BadDocument:
+    """A document that cannot be used."""
+
+    place: Place
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.reason}"
+
+
+@dataclass(frozen=True)
+class Record:
+    """One document's texts."""
+
+    place: Place
+    texts: Sequence[str]
+    """[keys]."""
+
+
+class Batch(Protocol):
+    """Consecutive raw documents of one input file, small enough to travel to a worker process."""
+
+    def records(self, keys: Sequence[str]) -> Iterator[Record | BadDocument]:
+        """Each document's texts under ``keys``, in order, or what is wrong with it."""
+        ...
+
+
+def checked_text(value: object, key: str) -> str:
+    """``value``, if it is a text that can be encoded.
+
+    Raises:
+        ValueError: it is something else, or holds half of a surrogate pair.
+    """
+    if not isinstance(value, str):
+        raise ValueError(f"{key!r} holds {'null' if value is None else f'a {type(value).__name__}'}, not text")
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ValueError(f"character {error.start + 1} of {key!r} is half of a surrogate pair, not text") from None
+    return value

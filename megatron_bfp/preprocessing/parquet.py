@@ -1,0 +1,117 @@
+"""Parquet: row groups are read in batches of rows, and each row is one document. Only the columns asked for are read.
+
+Texts travel as bytes and are decoded where they are tokenized, so a value that is not UTF-8 is that row's fault. This
+makes text, large text, dictionary and binary columns the same.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+from ..errors import InputError, OptionError
+from .documents import BadDocument, Place, Record
+from .jsonl import missing_key
+
+MAGIC = b"PAR1"
+BATCH_BYTES = 1 << 20
+MAX_ROWS = 1024
+READ_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class RowBatch:
+    """Consecutive rows of a Parquet file."""
+
+    path: str
+    first_row: int
+    """Counted from 1."""
+    columns: tuple[list[bytes | None], ...]
+    """For each key that was asked for, the values of the rows."""
+
+    def records(self, keys: Sequence[str]) -> Iterator[Record | BadDocument]:
+        """Each row's texts under ``keys``, the ones the batch was read for, or what is wrong with it."""
+        for number, values in enumerate(zip(*self.columns, strict=True), self.first_row):
+            place = Place(self.path, row=number)
+            try:
+                yield Record(place, [_text(value, key) for value, key in zip(values, keys, strict=True)])
+            except ValueError as error:
+                yield BadDocument(place, str(error))
+
+
+def row_batches(file: BinaryIO, path: str, keys: Sequence[str]) -> Iterator[RowBatch]:
+    """Batches of about ``BATCH_BYTES`` of the values under ``keys``, in order.
+
+    Args:
+        keys: names of columns, or of fields in columns of structs: ``meta.text``.
+
+    Raises:
+        InputError: the file is damaged, or a column is missing or holds no text.
+        OptionError: pyarrow is not installed.
+    """
+    try:
+        import pyarrow
+        from pyarrow.parquet import ParquetFile
+    except ImportError:
+        raise OptionError("Parquet needs the pyarrow package: pip install 'megatron-bfp[preprocess]'") from None
+    name, row = Place(path).name, 1
+    try:
+        # A buffer size lets column chunks be read piece by piece, and not whole row groups.
+        with ParquetFile(file, buffer_size=READ_BYTES, pre_buffer=False) as parquet:
+            for key in keys:
+                _check_column(parquet.schema_arrow, key, name)
+            for group in range(parquet.num_row_groups):
+                rows = _rows_a_batch(parquet.metadata.row_group(group), keys)
+                for batch in parquet.iter_batches(rows, [group], list(keys), use_threads=False):
+                    yield RowBatch(path, row, tuple(_values(batch, key) for key in keys))
+                    row += batch.num_rows
+    except (pyarrow.ArrowException, OSError) as error:
+        reason = str(error).strip().split("\n")[0]
+        raise InputError(f"{name}: damaged or unusual Parquet, from row {row} on: {reason}") from None
+
+
+def _rows_a_batch(row_group: Any, keys: Sequence[str]) -> int:
+    """Rows that hold about ``BATCH_BYTES`` of the values under ``keys``."""
+    columns = [row_group.column(number) for number in range(row_group.num_columns)]
+    size = sum(column.total_uncompressed_size for column in columns if column.path_in_schema in keys)
+    return max(1, min(MAX_ROWS, BATCH_BYTES * row_group.num_rows // max(1, size)))
+
+
+def _check_column(schema: Any, key: str, name: str) -> None:
+    """Refuse a column that is not there or is no text."""
+    import pyarrow.types as types
+
+    found, names, fields = None, schema.names, {field.name: field.type for field in schema}
+    for part in [key] if key in fields else key.split("."):
+        if part not in fields:
+            raise InputError(f"{name}: {missing_key(key, names, 'column')}")
+        found = fields[part]
+        fields = {field.name: field.type for field in found} if types.is_struct(found) else {}
+    kind = found.value_type if types.is_dictionary(found) else found
+    is_text = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
+    is_view = (types.is_string_view, types.is_binary_view)
+    if not any(test(kind) for test in (*is_text, *is_view)):
+        raise InputError(f"{name}: column {key!r} holds {found}, not text")
+
+
+def _values(batch: Any, key: str) -> list[bytes | None]:
+    """The values of a column as bytes, None for null."""
+    import pyarrow
+    import pyarrow.compute as compute
+
+    if key in batch.schema.names:
+        column = batch.column(key)
+    else:
+        first, *fields = key.split(".")
+        column = compute.struct_field(batch.column(first), fields)
+    if pyarrow.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    return column.cast(pyarrow.large_binary()).to_pylist()
+
+
+def _text(value: bytes | None, key: str) -> str:
+    if value is None:
+        raise ValueError(f"{key!r} holds null, not text")
+    try:
+        return value.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"byte {error.start + 1} of {key!r} is not UTF-8") from None

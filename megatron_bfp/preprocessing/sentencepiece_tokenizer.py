@@ -1,0 +1,162 @@
+"""A SentencePiece ``.model``, run by the ``sentencepiece`` library.
+
+Control pieces (``</s>``) are never found in a text by the library, but user-defined ones are. Some of these stand for
+text (a run of spaces), some are markers (``[SUFFIX]``, ``<|im_end|>``), and the model does not say which. Those in
+brackets, and the EOD, are taken for markers: they are made control pieces before the library sees the model. So an HTML
+tag that has a piece of its own, as ``<table>`` in some models, is encoded as the ordinary text it is.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from ..errors import OptionError
+from .tokenizer_interface import Tokenizer, TokenizingError, has_no_eod
+
+MARKER = re.compile(r"<[^\s>]*\w[^\s>]*>|\[[^\s\]]*\w[^\s\]]*\]")
+BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
+UNKNOWN, CONTROL, USER_DEFINED, BYTE = 2, 3, 4, 6
+"""Types of a piece in the model's file."""
+
+
+class SentencePieceTokenizer(Tokenizer):
+    """A SentencePiece model.
+
+    Args:
+        path: of the ``.model`` file.
+        eod_token: the piece that ends a document. Without it the model's own end of a sentence is taken.
+        needs_eod: whether it is an error that there is none.
+
+    Raises:
+        OptionError: there is no such file, it is no such model, or there is no EOD.
+    """
+
+    def __init__(self, path: str, eod_token: str | None = None, needs_eod: bool = True) -> None:
+        try:
+            from sentencepiece import SentencePieceProcessor
+        except ImportError:
+            raise OptionError("the sentencepiece package is missing: pip install 'megatron-bfp[preprocess]'") from None
+        content = self._read(path)
+        try:
+            self._types = [piece.type for piece in _pieces(content)]
+            library = SentencePieceProcessor()
+            library.LoadFromSerializedProto(content)
+            if not self._types or len(self._types) != library.GetPieceSize():
+                raise ValueError("it holds no pieces")
+        except Exception as error:  # the library raises RuntimeError, and others for what is no protocol buffer
+            raise OptionError(f"--tokenizer-model {path}: not a SentencePiece model: {error}") from None
+        self._texts = [library.IdToPiece(number) for number in range(len(self._types))]
+        self.vocab_size = len(self._types)
+        self.eod = self._find_eod(library.eos_id(), eod_token, needs_eod)
+        self._library = SentencePieceProcessor()
+        self._library.LoadFromSerializedProto(_with_control_pieces(content, self._markers()))
+        if needs_eod and self._types[self.eod] not in (CONTROL, USER_DEFINED):
+            raise self._eod_is_in_texts(self._texts[self.eod])
+
+    def _find_eod(self, eos: int, eod_token: str | None, needs_eod: bool) -> int | None:
+        if eod_token is not None:
+            if eod_token not in self._texts:
+                raise OptionError(f"--eod-token {eod_token!r}: not in the vocabulary of {self.path}")
+            return self._texts.index(eod_token)
+        if eos < 0 and needs_eod:
+            raise has_no_eod(self.path)
+        return eos if eos >= 0 else None
+
+    def _markers(self) -> set[int]:
+        """The user-defined pieces that a text must not become."""
+        numbers = [number for number, kind in enumerate(self._types) if kind == USER_DEFINED]
+        return {number for number in numbers if number == self.eod or MARKER.fullmatch(self._texts[number])}
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """As ``Tokenizer.encode_batch``."""
+        try:
+            found = self._library.Encode(list(texts), out_type=int, num_threads=1)
+        except Exception as error:
+            raise TokenizingError(str(error)) from None
+        return [np.array(ids, dtype=np.int32) for ids in found]
+
+    def pieces(self, ids: Sequence[int]) -> list[bytes]:
+        """As ``Tokenizer.pieces``."""
+        return [self._piece(int(number)) for number in ids]
+
+    def _piece(self, number: int) -> bytes:
+        if not 0 <= number < self.vocab_size:
+            raise self._has_no_token(number)
+        text = self._texts[number]
+        if self._types[number] == BYTE:
+            return bytes.fromhex(BYTE_PIECE.fullmatch(text)[1])
+        return text.replace("\u2581", " ").encode()
+
+
+class _Piece:
+    """Where a piece of the vocabulary stands in a model's file, and its type."""
+
+    def __init__(self, content: bytes, begin: int, end: int, field_begin: int) -> None:
+        self.field_begin, self.begin, self.end = field_begin, begin, end
+        self.type = 1  # normal, where the file says nothing
+        for number, value, _, _ in _fields(content, begin, end):
+            if number == 3:
+                self.type = value
+
+
+def _pieces(content: bytes) -> Iterator[_Piece]:
+    """The vocabulary of a serialised ``ModelProto``: its field 1, repeated."""
+    for number, _, field_begin, span in _fields(content, 0, len(content)):
+        if number == 1:
+            yield _Piece(content, *span, field_begin)
+
+
+def _with_control_pieces(content: bytes, numbers: set[int]) -> bytes:
+    """The model with these pieces made control pieces. Of a field that is there twice, the last counts."""
+    parts, copied = [], 0
+    for place, piece in enumerate(_pieces(content)):
+        if place in numbers:
+            message = content[piece.begin : piece.end] + bytes([3 << 3, CONTROL])
+            parts += [content[copied : piece.field_begin], bytes([1 << 3 | 2]), _varint(len(message)), message]
+            copied = piece.end
+    return b"".join([*parts, content[copied:]])
+
+
+def _fields(content: bytes, place: int, end: int) -> Iterator[tuple[int, int, int, tuple[int, int]]]:
+    """The fields of a protocol buffer message: number, value if it is an integer, first byte, span of the value.
+
+    Raises:
+        ValueError: it is none.
+    """
+    while place < end:
+        field_begin = place
+        tag, place = _read_varint(content, place)
+        value, begin = 0, place
+        if tag & 7 == 0:
+            value, place = _read_varint(content, place)
+        elif tag & 7 == 2:
+            size, begin = _read_varint(content, place)
+            place = begin + size
+        elif tag & 7 in (1, 5):
+            place += 8 if tag & 7 == 1 else 4
+        else:
+            raise ValueError(f"byte {field_begin} begins no field")
+        if place > end:
+            raise ValueError("it is cut off")
+        yield tag >> 3, value, field_begin, (begin, place)
+
+
+def _read_varint(content: bytes, place: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        if place >= len(content) or shift > 63:
+            raise ValueError("it is cut off")
+        byte = content[place]
+        value |= (byte & 127) << shift
+        place, shift = place + 1, shift + 7
+        if byte < 128:
+            return value, place
+
+
+def _varint(value: int) -> bytes:
+    digits = []
+    while value > 127:
+        digits.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*digits, value])

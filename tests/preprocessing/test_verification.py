@@ -1,0 +1,53 @@
+"""What is on disk is checked: tokens inside the vocabulary, an EOD at the end of each document and nowhere else."""
+
+import os
+
+import numpy as np
+import pytest
+
+from megatron_bfp import IndexedDatasetError
+from megatron_bfp.preprocessing import verification
+from megatron_bfp.preprocessing.verification import verify_documents
+
+EOD = 9
+
+
+@pytest.fixture(params=[1, 2, 3, 1 << 18])
+def blocks(request, monkeypatch):
+    """With blocks smaller than a document, and as they are."""
+    monkeypatch.setattr(verification, "BLOCK_TOKENS", request.param)
+    monkeypatch.setattr(verification, "BLOCK_DOCUMENTS", request.param)
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.int32])
+def test_a_right_dataset_passes(write_dataset, blocks, dtype):
+    dataset = write_dataset([[1, 2, EOD], [EOD], [3, EOD], [1] * 10 + [EOD]], dtype=dtype)
+    assert verify_documents(dataset.prefix, 10, EOD).num_documents == 4
+    assert verify_documents(dataset.prefix, 10).num_documents == 4
+
+
+@pytest.mark.parametrize(
+    "documents, reason",
+    [
+        ([[1, EOD], [2, 3], [4, EOD]], r"document 1 does not end in EOD \(9\)"),
+        ([[1, EOD], [EOD, 3, EOD]], r"holds 3 EOD tokens \(9\) in 2 documents"),
+        ([[1, EOD], [10, EOD]], "holds token 10, outside the 10 of the tokenizer"),
+        ([[1, EOD], [-1, EOD]], "holds token -1, outside"),
+    ],
+)
+def test_a_wrong_dataset_is_refused(write_dataset, blocks, documents, reason):
+    dataset = write_dataset(documents, dtype=np.int32)
+    with pytest.raises(IndexedDatasetError, match=f"data.bin: {reason}"):
+        verify_documents(dataset.prefix, 10, EOD)
+
+
+def test_what_was_changed_on_disk_is_found(write_dataset):
+    dataset = write_dataset([[1, 2, EOD]] * 3)
+    with open(f"{dataset.prefix}.bin", "r+b") as file:
+        file.seek(5 * 2)
+        file.write(bytes(2))
+    with pytest.raises(IndexedDatasetError, match="document 1 does not end"):
+        verify_documents(dataset.prefix, 10, EOD)
+    os.truncate(f"{dataset.prefix}.bin", 4)
+    with pytest.raises(IndexedDatasetError):
+        verify_documents(dataset.prefix, 10, EOD)
