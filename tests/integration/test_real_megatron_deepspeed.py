@@ -150,6 +150,20 @@ def test_three_ways_in_have_the_same_losses(checkout, corpus, by_module, enabled
     assert train(checkout, corpus, "--data-impl=bfp", *ALONG, script=[checkout / "pretrain_gpt.py"])[0] == steps
 
 
+@pytest.mark.parametrize(
+    "layout",
+    [ALONG, [*ALONG, "--tensor-model-parallel-size", "2"], ["--pipeline-model-parallel-size", "2"]],
+    ids=["dp 2", "tp 2", "pp 2"],
+)
+def test_three_ways_in_with_two_ranks(checkout, corpus, enabled, layout):
+    first, second, third = (
+        train(checkout, corpus, *PACKED, *layout, ranks=2, script=script)[0]
+        for script in (None, [checkout / "with_install.py"], [checkout / "pretrain_gpt.py"])
+    )
+    assert list(first) == [*range(1, 11), "validation", "test"]
+    assert first == second == third
+
+
 def test_without_the_flag_nothing_changes(checkout, corpus, enabled):
     stock = [checkout / "pretrain_gpt.py"]
     untouched, _ = train(checkout, corpus, *ALONG, script=stock, plugin=False)

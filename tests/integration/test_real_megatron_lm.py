@@ -112,6 +112,20 @@ def test_three_ways_in_have_the_same_losses(checkout, corpus, by_module, enabled
     assert train(checkout, corpus, [checkout / "pretrain_gpt.py"], "--data-impl=bfp")[0] == steps
 
 
+@pytest.mark.parametrize("layout", [[], ["--tensor-model-parallel-size", 2]], ids=["dp 2", "tp 2"])
+def test_three_ways_in_with_two_ranks(checkout, corpus, enabled, layout):
+    first, second, third = (
+        train(checkout, corpus, script, "--data-impl", "bfp", *layout, ranks=2)[0]
+        for script in (
+            ["-m", "megatron_bfp", checkout / "pretrain_gpt.py"],
+            [checkout / "with_install.py"],
+            [checkout / "pretrain_gpt.py"],
+        )
+    )
+    assert len(first) == 10
+    assert first == second == third
+
+
 def test_without_the_flag_nothing_changes(checkout, corpus, enabled):
     masking = "--dataloader-inter-document-masking"  # the layers that run on the CPU need boundaries
     enabled_only, _ = train(checkout, corpus, [checkout / "pretrain_gpt.py"], masking)
