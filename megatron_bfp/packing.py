@@ -30,7 +30,7 @@ import numpy as np
 from .errors import OptionError
 from .progress import Progress, without_progress
 
-BLOCK = 1 << 18
+BLOCK = 1 << 17
 """Documents handled at once: large enough for vectorised work, small enough to sort inside the processor's cache."""
 
 PIECE = 1 << 22
@@ -258,12 +258,11 @@ def take_census(lengths: Any, seq_length: int, progress: Progress = without_prog
     num_empty = num_tokens = 0
     long_blocks = [np.empty((0, 2), dtype=np.int64)]
     for first, block in progress(blocks_of(lengths), num_blocks(lengths), "counting lengths"):
-        for wrong in (block < 0, block > LONGEST_DOCUMENT):
-            if wrong.any():
-                document = int(np.argmax(wrong))
+        for document in (int(block.argmin()), int(block.argmax())):
+            if not 0 <= block[document] <= LONGEST_DOCUMENT:
                 raise OptionError(f"document {first + document} has the length {block[document]}, which cannot be")
         num_tokens += int(block.sum(dtype=np.int64))
-        num_empty += int(np.count_nonzero(block == 0))
+        num_empty += len(block) - int(np.count_nonzero(block))
         remainders += np.bincount(_remainders(block, seq_length), minlength=seq_length)
         long = np.flatnonzero(block >= seq_length)
         long_blocks.append(np.stack([long + first, block[long].astype(np.int64) // seq_length], axis=1))
@@ -364,7 +363,9 @@ def sort_documents(
         found, counts = chunks[starts], np.diff(starts, append=len(chunks))
         places = np.repeat(next_place[found] - starts, counts)
         places += np.arange(len(chunks))
-        sorted_ids[places] = order + (first + first_document)
+        ids = order.astype(dtype)  # before they are scattered: numpy does not cast and scatter at once
+        ids += np.dtype(dtype).type(first + first_document)
+        sorted_ids[places] = ids
         next_place[found] += counts
     return sorted_ids
 
