@@ -1,102 +1,207 @@
-"""Input files to PREFIX.bin/.idx: documents are read here, tokenized by workers, and written here in order.
+"""Input files to PREFIX.bin/.idx: shards are tokenized by workers, joined in order, and checked from what is on disk.
 
-The order of documents is the order of the files and of the documents in them, whatever the number of workers.
+The order of documents is the order of the files and of the documents in them, whatever the number of workers. What is
+done stays in a folder beside the datasets until they are finished: the same call goes on after a kill at any moment,
+and does nothing when all is done.
 """
 
-from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
 
-from ..errors import InputError
-from ..indexed_dataset import IndexedDataset, IndexedDatasetWriter, optimal_dtype
+from ..errors import IndexedDatasetError, InputError, OptionError
+from ..index_format import index_directory
+from ..indexed_dataset import IndexedDataset, IndexedDatasetWriter, bin_path, idx_path, optimal_dtype
+from ..merging import merge
 from ..progress import Progress, without_progress
 from .bad_documents import BadDocuments
+from .bad_places import bad_documents
 from .documents import Place
-from .inputs import read_batches
-from .tokenization import TokenizedBatch, TokenizerOptions
+from .inputs import BAD_DOCUMENTS_SUFFIX
+from .meter import Meter
+from .plan import Shard, input_bytes, part_of, plan_shards, shard_bytes
+from .processes import run_in_processes
+from .run import Run
+from .run_folder import SUFFIX, RunFolder
+from .shards import BadDocumentFound, ShardRecord, ShardWork, read_record, shard_prefix, write_shard
+from .summary import Totals, WrittenDataset, finished_datasets, write_summary
 from .verification import remove_dataset, verify_documents
-from .workers import tokenized
 
-
-@dataclass(frozen=True)
-class WrittenDataset:
-    """A dataset that was written, and what was left out of it."""
-
-    dataset: IndexedDataset
-    num_empty: int
-    """Documents without text."""
-    num_bad: int
-    """Documents that cannot be used."""
+Executor = Callable[..., Iterator[tuple[Shard, ShardRecord]]]
+"""As ``run_in_processes``: takes a function, its tasks, and ``report``, which is told how much is done."""
 
 
 def write_datasets(
-    paths: Sequence[str],
-    prefixes: dict[str, str],
-    options: TokenizerOptions,
-    bad: BadDocuments,
-    workers: int = 1,
-    progress: Progress = without_progress,
+    run: Run, execute: Executor = partial(run_in_processes, workers=1), progress: Progress = without_progress
 ) -> list[WrittenDataset]:
     """Tokenize input files into a dataset for each key: all of them, or none.
 
     Args:
-        paths: as ``input_files`` gives them.
-        prefixes: for each key of the documents, the path of its dataset.
-        bad: takes the bad documents.
+        execute: does the shards, in whatever order.
 
     Raises:
-        OptionError: the tokenizer or an input's library cannot be used.
-        InputError: a document or file is bad, or there is no document at all. No file is left behind.
-        IndexedDatasetError: a dataset cannot be written, or what is on disk is not right. No file is left behind.
+        OptionError: the tokenizer or an input's library cannot be used, a dataset is there already, or another run was
+            begun and not finished.
+        InputError: a document or file is bad, or there is no document at all. No dataset is left behind.
+        IndexedDatasetError: a dataset cannot be written, or what is on disk is not right. No dataset is left behind.
     """
-    tokenizer = options.load()
-    keys = list(prefixes)
-    with ExitStack() as stack:
-        writers = [
-            stack.enter_context(IndexedDatasetWriter(prefix, optimal_dtype(tokenizer.vocab_size)))
-            for prefix in prefixes.values()
-        ]
-        batches = progress((batch for path in paths for batch in read_batches(path, keys)), None, "tokenizing")
-        num_documents, num_empty = _write(writers, tokenized(batches, keys, options, tokenizer, workers), bad)
-        _refuse_none(num_documents, num_empty, keys, paths, bad)
-        for writer in writers:
-            writer.finalize()
-    try:
-        eod = tokenizer.eod if options.append_eod else None
-        datasets = [verify_documents(prefix, tokenizer.vocab_size, eod, progress) for prefix in prefixes.values()]
-        bad.finalize()
-    except BaseException:
-        for prefix in prefixes.values():
-            remove_dataset(prefix)
-        raise
-    return [WrittenDataset(dataset, empty, bad.number) for dataset, empty in zip(datasets, num_empty, strict=True)]
+    identity = run.identity()
+    folder = RunFolder(run.prefix + SUFFIX, identity, run.overwrite)
+    if not run.overwrite:
+        if written := finished_datasets(run, identity):
+            folder.remove()
+            return written
+        if not folder.is_of_this_run():
+            refuse_to_replace(run.dataset_prefixes)
+    with folder:
+        if run.has_streams:
+            folder.clear()  # what came through a pipe cannot be compared with what comes now
+        return _Writing(run, identity, folder).write(execute, progress)
 
 
-def _write(
-    writers: list[IndexedDatasetWriter], batches: Iterable[TokenizedBatch], bad: BadDocuments
-) -> tuple[list[int], list[int]]:
-    """Write batches; returns the numbers of documents and of empty ones of each writer."""
-    num_documents, num_empty = ([0] * len(writers) for _ in range(2))
-    for batch in batches:
-        bad.add(batch.bad)
-        for place, (writer, texts) in enumerate(zip(writers, batch.texts, strict=True)):
-            writer.add(texts.tokens, texts.lengths)
-            num_documents[place] += len(texts.lengths)
-            num_empty[place] += texts.num_empty
-    return num_documents, num_empty
+def _is_there(prefix: str) -> bool:
+    """Whether writing a dataset would replace one. A .bin without its .idx may be what a killed run left."""
+    if os.path.exists(idx_path(prefix)) or os.path.exists(index_directory(prefix)):
+        return True
+    return os.path.exists(bin_path(prefix)) and not os.path.exists(idx_path(prefix) + ".part")
 
 
-def _refuse_none(
-    num_documents: list[int], num_empty: list[int], keys: Sequence[str], paths: Sequence[str], bad: BadDocuments
-) -> None:
-    """Refuse to write a dataset without a document."""
-    for key, documents, empty in zip(keys, num_documents, num_empty, strict=True):
-        if not documents:
-            first = f"; the first bad one: {bad.first}" if bad.first else ""
-            raise InputError(
-                f"{_names(paths)}: 0 documents with text under {key!r} ({empty} empty ones, {bad.number} bad ones); "
-                f"nothing to write{first}"
+def refuse_to_replace(prefixes: Sequence[str]) -> None:
+    """Refuse to write datasets where there are some.
+
+    Raises:
+        OptionError: there is one.
+    """
+    for prefix in prefixes:
+        if _is_there(prefix):
+            raise OptionError(
+                f"{prefix}: a dataset of this name exists; choose another --output-prefix, give --overwrite, or build "
+                f"its sequence indexes with --indexed {prefix}"
             )
+
+
+class _Writing:
+    """One call's way from shards to datasets."""
+
+    def __init__(self, run: Run, identity: dict[str, Any], folder: RunFolder) -> None:
+        self._run, self._identity, self._folder = run, identity, folder
+        self._shards: list[Shard] = []
+        """All shards of the input that are known, those of other jobs too."""
+        self._own: list[int] = []
+        """The numbers of this run's."""
+        self._tokenizer = run.tokenizer.load()
+
+    def write(self, execute: Executor, progress: Progress) -> list[WrittenDataset]:
+        with Meter(input_bytes(self._run.paths)) as meter:
+            times = {"shards": self._do_shards(execute, meter), "tokenizing_seconds": meter.seconds}
+        totals = Totals.empty(len(self._run.keys))
+        for number in self._own:
+            totals.add(read_record(self._folder.path, number))
+        self._refuse_none(totals)
+        with BadDocuments(self._run.prefix + BAD_DOCUMENTS_SUFFIX, self._run.skip_bad_documents) as bad:
+            bad.add(bad_documents(self._shards, self._record_of))
+            datasets = self._join(progress)
+            bad.finalize()
+        times["seconds"] = meter.seconds
+        write_summary(self._run, self._identity, totals, datasets, times)
+        self._folder.remove()
+        for remark in sorted(totals.remarks):
+            print(f"tokenized without gigatoken, the fast library: {remark}", file=sys.stderr, flush=True)
+        return [WrittenDataset(*found, totals.num_bad) for found in zip(datasets, totals.num_empty, strict=True)]
+
+    def _do_shards(self, execute: Executor, meter: Meter) -> int:
+        """Write all shards that are not done; returns their number."""
+        run = self._run
+        work = ShardWork(self._folder.path, run.keys, run.tokenizer, run.skip_bad_documents)
+        number = 0
+        try:
+            for shard, _ in execute(partial(write_shard, work=work), self._to_do(meter), report=meter.add):
+                number += 1
+                for piece in shard.pieces:
+                    if piece.segment:
+                        os.remove(piece.segment)
+        except BadDocumentFound as found:
+            self._refuse_bad(found)
+        return number
+
+    def _to_do(self, meter: Meter) -> Iterator[Shard]:
+        """This run's shards that are not done."""
+        done = self._folder.finished()
+        for shard in self._planned():
+            self._own.append(shard.number)
+            if shard.number not in done:
+                yield shard
+                continue
+            record = read_record(self._folder.path, shard.number)
+            if record.bad and not self._run.skip_bad_documents:
+                raise BadDocumentFound(shard.number, record)
+            meter.skip(shard.num_bytes)
+
+    def _planned(self) -> Iterator[Shard]:
+        paths = self._run.paths
+        shards = plan_shards(paths, shard_bytes(input_bytes(paths)), self._folder.path)
+        if self._run.part is not None:
+            self._shards = list(shards)
+            yield from part_of(self._shards, *self._run.part)
+            return
+        for shard in shards:
+            self._shards.append(shard)
+            yield shard
+
+    def _record_of(self, number: int) -> ShardRecord | None:
+        return read_record(self._folder.path, number) if self._folder.is_finished(number) else None
+
+    def _refuse_bad(self, found: BadDocumentFound) -> None:
+        records = {found.shard: found.record}
+        shards = [shard for shard in self._shards if shard.number <= found.shard]
+        document = next(bad_documents(shards, lambda number: records.get(number) or self._record_of(number)))
+        raise InputError(f"{document} (--skip-bad-documents leaves such documents out)") from None
+
+    def _refuse_none(self, totals: Totals) -> None:
+        """Refuse to write a dataset without a document, unless other jobs may have some."""
+        if self._run.part is not None:
+            return
+        for place, key in enumerate(self._run.keys):
+            if not totals.num_documents[place]:
+                bad = next(bad_documents(self._shards, self._record_of), None)
+                self._folder.remove()
+                raise InputError(
+                    f"{_names(self._run.paths)}: 0 documents with text under {key!r} ({totals.num_empty[place]} empty "
+                    f"ones, {totals.num_bad} bad ones); nothing to write"
+                    + (f"; the first bad one: {bad}" if bad else "")
+                )
+
+    def _join(self, progress: Progress) -> list[IndexedDataset]:
+        """Join the shards to datasets and check these; all of them, or none is left."""
+        tokenizer = self._tokenizer
+        eod = tokenizer.eod if self._run.tokenizer.append_eod else None
+        prefixes = self._run.dataset_prefixes
+        try:
+            for key, prefix in enumerate(prefixes):
+                shutil.rmtree(index_directory(prefix), ignore_errors=True)  # of the dataset that is replaced
+                parts = [shard_prefix(self._folder.path, number, key) for number in self._own]
+                if parts:
+                    merge(prefix, parts, progress)
+                else:
+                    with IndexedDatasetWriter(prefix, optimal_dtype(tokenizer.vocab_size)) as writer:
+                        writer.finalize()
+            return [self._verified(prefix, eod, progress) for prefix in prefixes]
+        except BaseException:
+            for prefix in prefixes:
+                with suppress(OSError):
+                    remove_dataset(prefix)
+            raise
+
+    def _verified(self, prefix: str, eod: int | None, progress: Progress) -> IndexedDataset:
+        try:
+            return verify_documents(prefix, self._tokenizer.vocab_size, eod, progress)
+        except IndexedDatasetError:
+            self._folder.remove()  # its shards would give the same again
+            raise
 
 
 def _names(paths: Sequence[str]) -> str:

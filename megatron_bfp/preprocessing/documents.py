@@ -2,21 +2,19 @@
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 STANDARD_INPUT = "-"
 """The name of standard input among input files, as ``--input`` takes it."""
 MAX_DOCUMENT_BYTES = 1 << 30
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """Where a raw document stands."""
 
     path: str
     line: int | None = None
-    """Of a JSON Lines file, counted from 1."""
+    """Of a JSON Lines file, counted from 1; while only a piece of the file is read, from the piece's first line."""
     byte: int | None = None
     """Where that line begins in the (decompressed) file, counted from 0."""
     row: int | None = None
@@ -35,8 +33,7 @@ class Place:
         return f"{self.name}:{self.line} (byte {self.byte})"
 
 
-@dataclass(frozen=True)
-class BadDocument:
+class BadDocument(NamedTuple):
     """A document that cannot be used."""
 
     place: Place
@@ -46,8 +43,7 @@ class BadDocument:
         return f"{self.place}: {self.reason}"
 
 
-@dataclass(frozen=True)
-class Record:
+class Record(NamedTuple):
     """One document's texts."""
 
     place: Place
@@ -57,6 +53,11 @@ class Record:
 
 class Batch(Protocol):
     """Consecutive raw documents of one input file, small enough to travel to a worker process."""
+
+    num_bytes: int
+    """Of the documents, decompressed: what MB/s are counted in."""
+    num_lines: int
+    """Of a JSON Lines file; 0 where documents have no lines."""
 
     def records(self, keys: Sequence[str]) -> Iterator[Record | BadDocument]:
         """Each document's texts under ``keys``, in order, or what is wrong with it."""

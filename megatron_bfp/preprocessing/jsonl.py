@@ -10,10 +10,10 @@ import difflib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, BinaryIO
 
 from ..errors import InputError, OptionError
-from .compression import compression_of
+from .compression import CHUNK_BYTES, compression_of
 from .documents import MAX_DOCUMENT_BYTES, BadDocument, Place, Record, checked_text
 
 BATCH_BYTES = 1 << 20
@@ -43,6 +43,16 @@ class LineBatch:
     content: bytes
     """Whole lines, each but the file's last with its line feed."""
 
+    @property
+    def num_bytes(self) -> int:
+        """As ``Batch.num_bytes``."""
+        return len(self.content)
+
+    @property
+    def num_lines(self) -> int:
+        """As ``Batch.num_lines``."""
+        return self.content.count(b"\n") + (not self.content.endswith(b"\n"))
+
     def records(self, keys: Sequence[str]) -> Iterator[Record | BadDocument]:
         """Each line's texts under ``keys``, or what is wrong with it. Blank lines are passed over.
 
@@ -63,22 +73,23 @@ class LineBatch:
             byte += len(line) + 1
 
 
-def line_batches(chunks: Iterable[bytes], path: str) -> Iterator[LineBatch]:
+def line_batches(chunks: Iterable[bytes], path: str, first_byte: int = 0) -> Iterator[LineBatch]:
     """Batches of whole lines, in order, each about as large as a chunk, or one line if that is longer.
 
     Args:
-        chunks: the bytes of the file.
+        chunks: the bytes of the file, or of a piece of it that begins where a line does.
         path: names the file in batches and messages.
+        first_byte: where the piece begins in the file.
 
     Raises:
         InputError: it is not JSON Lines, or a line is longer than ``MAX_DOCUMENT_BYTES``.
     """
-    line, byte = 1, 0
+    line, byte = 1, first_byte
     unfinished: list[bytes] = []
     size = 0
     for number, chunk in enumerate(_in_large_chunks(chunks)):
-        if not number:
-            _check_start(chunk, path)
+        if not number and not first_byte:
+            check_start(chunk, path)
         cut = chunk.rfind(b"\n") + 1
         if cut:
             content = b"".join([*unfinished, chunk[:cut]])
@@ -95,6 +106,39 @@ def line_batches(chunks: Iterable[bytes], path: str) -> Iterator[LineBatch]:
         yield LineBatch(path, line, byte, b"".join(unfinished))
 
 
+def line_chunks(file: BinaryIO, begin: int, end: int) -> tuple[int, Iterator[bytes]]:
+    """The lines of a file that begin in a range of its bytes: where the first does, and their bytes in chunks.
+
+    Ranges that follow one another so cover every line once.
+    """
+    file.seek(begin)
+    if begin:
+        file.seek(begin - 1)
+        line_feed_found = False
+        while not line_feed_found and file.tell() < end:  # a line longer than the range is not read through
+            line_feed_found = not (part := file.readline(CHUNK_BYTES)) or part.endswith(b"\n")
+    return file.tell(), _chunks_to_line_end(file, end)
+
+
+def _chunks_to_line_end(file: BinaryIO, end: int) -> Iterator[bytes]:
+    chunk = b"\n"
+    while (left := end - file.tell()) > 0 and (chunk := file.read(min(CHUNK_BYTES, left))):
+        yield chunk
+    while chunk and not chunk.endswith(b"\n"):
+        chunk = file.readline(CHUNK_BYTES)
+        if chunk:
+            yield chunk
+
+
+def count_line_starts(file: BinaryIO, begin: int, end: int) -> int:
+    """How many lines begin in a range of a file's bytes."""
+    _, chunks = line_chunks(file, begin, end)
+    last, number = b"\n", 0
+    for last in chunks:
+        number += last.count(b"\n")
+    return number + (not last.endswith(b"\n"))
+
+
 def _in_large_chunks(chunks: Iterable[bytes]) -> Iterator[bytes]:
     """``chunks`` joined to pieces of ``BATCH_BYTES`` or a little more: pipes and small members come in small ones."""
     joined: list[bytes] = []
@@ -109,8 +153,12 @@ def _in_large_chunks(chunks: Iterable[bytes]) -> Iterator[bytes]:
         yield b"".join(joined)
 
 
-def _check_start(chunk: bytes, path: str) -> None:
-    """Refuse a file that is something else by its first chunk."""
+def check_start(chunk: bytes, path: str) -> None:
+    """Refuse a file that is something else by its first chunk.
+
+    Raises:
+        InputError: it is.
+    """
     name = Place(path).name
     start = chunk.removeprefix(BOM).lstrip()
     for magic, reason in REFUSED_STARTS.items():

@@ -28,6 +28,10 @@ class RowBatch:
     columns: tuple[list[bytes | None], ...]
     """For each key that was asked for, the values of the rows."""
 
+    num_bytes: int
+    """As ``Batch.num_bytes``: of the values."""
+    num_lines = 0
+
     def records(self, keys: Sequence[str]) -> Iterator[Record | BadDocument]:
         """Each row's texts under ``keys``, the ones the batch was read for, or what is wrong with it."""
         for number, values in enumerate(zip(*self.columns, strict=True), self.first_row):
@@ -38,35 +42,71 @@ class RowBatch:
                 yield BadDocument(place, str(error))
 
 
-def row_batches(file: BinaryIO, path: str, keys: Sequence[str]) -> Iterator[RowBatch]:
-    """Batches of about ``BATCH_BYTES`` of the values under ``keys``, in order.
+def row_group_sizes(file: BinaryIO, path: str) -> list[int]:
+    """The bytes of each row group of a file, before compression.
+
+    Raises:
+        InputError: the file is damaged.
+        OptionError: pyarrow is not installed.
+    """
+    with _opened(file, path) as parquet:
+        return [parquet.metadata.row_group(group).total_byte_size for group in range(parquet.num_row_groups)]
+
+
+def row_batches(
+    file: BinaryIO, path: str, keys: Sequence[str], first_group: int = 0, end_group: int | None = None
+) -> Iterator[tuple[RowBatch, float]]:
+    """Batches of about ``BATCH_BYTES`` of the values under ``keys``, in order, each with the share read with it.
 
     Args:
         keys: names of columns, or of fields in columns of structs: ``meta.text``.
+        first_group, end_group: the row groups to read; None for all that follow.
 
     Raises:
         InputError: the file is damaged, or a column is missing or holds no text.
         OptionError: pyarrow is not installed.
     """
+    name = Place(path).name
+    with _opened(file, path) as parquet:
+        groups = range(parquet.num_row_groups)[first_group:end_group]
+        num_rows = [parquet.metadata.row_group(group).num_rows for group in range(groups.stop)]
+        first_row = row = 1 + sum(num_rows[: groups.start])
+        for key in keys:
+            _check_column(parquet.schema_arrow, key, name)
+        try:
+            for group in groups:
+                rows = _rows_a_batch(parquet.metadata.row_group(group), keys)
+                for batch in parquet.iter_batches(rows, [group], list(keys), use_threads=False):
+                    columns = tuple(_values(batch, key) for key in keys)
+                    num_bytes = sum(len(value) for column in columns for value in column if value is not None)
+                    row += batch.num_rows
+                    share = (row - first_row) / sum(num_rows[groups.start :])
+                    yield RowBatch(path, row - batch.num_rows, columns, num_bytes), share
+        except _errors() as error:
+            raise _damaged(path, row, error) from None
+
+
+def _opened(file: BinaryIO, path: str) -> Any:
     try:
-        import pyarrow
         from pyarrow.parquet import ParquetFile
     except ImportError:
         raise OptionError("Parquet needs the pyarrow package: pip install 'megatron-bfp[preprocess]'") from None
-    name, row = Place(path).name, 1
     try:
         # A buffer size lets column chunks be read piece by piece, and not whole row groups.
-        with ParquetFile(file, buffer_size=READ_BYTES, pre_buffer=False) as parquet:
-            for key in keys:
-                _check_column(parquet.schema_arrow, key, name)
-            for group in range(parquet.num_row_groups):
-                rows = _rows_a_batch(parquet.metadata.row_group(group), keys)
-                for batch in parquet.iter_batches(rows, [group], list(keys), use_threads=False):
-                    yield RowBatch(path, row, tuple(_values(batch, key) for key in keys))
-                    row += batch.num_rows
-    except (pyarrow.ArrowException, OSError) as error:
-        reason = str(error).strip().split("\n")[0]
-        raise InputError(f"{name}: damaged or unusual Parquet, from row {row} on: {reason}") from None
+        return ParquetFile(file, buffer_size=READ_BYTES, pre_buffer=False)
+    except _errors() as error:
+        raise _damaged(path, 1, error) from None
+
+
+def _errors() -> tuple[type[Exception], ...]:
+    import pyarrow
+
+    return pyarrow.ArrowException, OSError
+
+
+def _damaged(path: str, row: int, error: Exception) -> InputError:
+    reason = str(error).strip().split("\n")[0]
+    return InputError(f"{Place(path).name}: damaged or unusual Parquet, from row {row} on: {reason}")
 
 
 def _rows_a_batch(row_group: Any, keys: Sequence[str]) -> int:

@@ -1,4 +1,4 @@
-"""A batch of raw documents to token ids: what a worker process does with it."""
+"""A batch of raw documents to token ids."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,26 +7,6 @@ import numpy as np
 
 from .documents import BadDocument, Batch, Record
 from .tokenizer_interface import Tokenizer, TokenizingError
-from .tokenizers import TiktokenOptions, load_tokenizer
-
-
-@dataclass(frozen=True)
-class TokenizerOptions:
-    """What a worker process needs to load the tokenizer."""
-
-    tokenizer_type: str
-    path: str
-    eod_token: str | None
-    append_eod: bool
-    tiktoken: TiktokenOptions = TiktokenOptions()
-
-    def load(self) -> Tokenizer:
-        """The tokenizer.
-
-        Raises:
-            OptionError: it cannot be loaded, or has no EOD to append.
-        """
-        return load_tokenizer(self.tokenizer_type, self.path, self.eod_token, self.append_eod, self.tiktoken)
 
 
 @dataclass(frozen=True)
@@ -49,6 +29,10 @@ class TokenizedBatch:
     """[keys]."""
     bad: tuple[BadDocument, ...]
     """Documents that cannot be used, left out under every key."""
+    num_documents: int
+    """All of them, good and bad."""
+    sample: tuple[str, ...]
+    """The texts of one of them."""
 
 
 def tokenize(batch: Batch, keys: Sequence[str], tokenizer: Tokenizer, append_eod: bool) -> TokenizedBatch:
@@ -57,26 +41,46 @@ def tokenize(batch: Batch, keys: Sequence[str], tokenizer: Tokenizer, append_eod
     Raises:
         OptionError: a library that the batch needs is not installed.
     """
-    records, bad = [], []
+    records: list[Record] = []
+    bad: list[BadDocument] = []
     for document in batch.records(keys):
         (records if isinstance(document, Record) else bad).append(document)
+    num_documents = len(records) + len(bad)
+    eod = tokenizer.eod if append_eod else None
     try:
-        ids = [_encode([record.texts[place] for record in records], tokenizer) for place in range(len(keys))]
+        texts = _tokenize_records(records, len(keys), tokenizer, eod)
     except TokenizingError:
         records, more_bad = _encodable(records, tokenizer)
         bad = sorted([*bad, *more_bad], key=lambda document: document.place.row or document.place.line)
-        ids = [_encode([record.texts[place] for record in records], tokenizer) for place in range(len(keys))]
-    end = np.array([tokenizer.eod] if append_eod else [], dtype=np.int32)
-    return TokenizedBatch(tuple(_joined(documents, end) for documents in ids), tuple(bad))
+        texts = _tokenize_records(records, len(keys), tokenizer, eod)
+    sample = tuple(records[len(records) // 2].texts) if records else ()
+    return TokenizedBatch(texts, tuple(bad), num_documents, sample)
 
 
-def _encode(texts: list[str], tokenizer: Tokenizer) -> list[np.ndarray]:
-    """int32 [length] for each text; of length 0 for texts of white space."""
-    with_text = [place for place, text in enumerate(texts) if text and not text.isspace()]
-    ids = [np.empty(0, dtype=np.int32)] * len(texts)
-    for place, tokens in zip(with_text, tokenizer.encode_batch([texts[place] for place in with_text]), strict=True):
-        ids[place] = tokens
-    return ids
+def _tokenize_records(
+    records: list[Record], num_keys: int, tokenizer: Tokenizer, eod: int | None
+) -> tuple[TokenizedTexts, ...]:
+    return tuple(_tokenize_texts([record.texts[key] for record in records], tokenizer, eod) for key in range(num_keys))
+
+
+def _tokenize_texts(texts: list[str], tokenizer: Tokenizer, eod: int | None) -> TokenizedTexts:
+    with_text = [text for text in texts if text and not text.isspace()]
+    tokens, lengths = tokenizer.encode_joined(with_text)
+    lengths = lengths[lengths > 0]
+    if eod is not None:
+        tokens, lengths = _with_eod(tokens, lengths, eod)
+    return TokenizedTexts(tokens, lengths, len(texts) - len(lengths))
+
+
+def _with_eod(tokens: np.ndarray, lengths: np.ndarray, eod: int) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens and lengths with an EOD behind each document."""
+    lengths = lengths + 1
+    joined = np.empty(len(tokens) + len(lengths), dtype=tokens.dtype)
+    is_token = np.ones(len(joined), dtype=bool)
+    is_token[np.cumsum(lengths) - 1] = False
+    joined[is_token] = tokens
+    joined[~is_token] = eod
+    return joined, lengths
 
 
 def _encodable(records: list[Record], tokenizer: Tokenizer) -> tuple[list[Record], list[BadDocument]]:
@@ -90,12 +94,3 @@ def _encodable(records: list[Record], tokenizer: Tokenizer) -> tuple[list[Record
             reason = str(error).strip().split("\n")[0]
             bad.append(BadDocument(record.place, f"the tokenizer's library cannot encode it: {reason}"))
     return good, bad
-
-
-def _joined(documents: list[np.ndarray], end: np.ndarray) -> TokenizedTexts:
-    """Documents one after another, each with ``end`` behind it."""
-    with_tokens = [document for document in documents if len(document)]
-    lengths = np.array([len(document) + len(end) for document in with_tokens], dtype=np.int64)
-    pieces = [piece for document in with_tokens for piece in (document, end)]
-    tokens = np.concatenate(pieces) if pieces else np.empty(0, dtype=np.int32)
-    return TokenizedTexts(tokens, lengths, len(documents) - len(with_tokens))

@@ -1,5 +1,7 @@
 """Tokenizers by Megatron's names for them. Text is text with each: see ``tokenizer_interface``."""
 
+from dataclasses import dataclass
+
 from ..errors import OptionError
 from .huggingface_tokenizer import HuggingFaceTokenizer
 from .sentencepiece_tokenizer import SentencePieceTokenizer
@@ -30,3 +32,22 @@ def load_tokenizer(
     if tokenizer_type == "TikTokenizer":
         return TikTokenizer(path, eod_token, needs_eod, tiktoken)
     return TOKENIZER_TYPES[tokenizer_type](path, eod_token, needs_eod)
+
+
+@dataclass(frozen=True)
+class TokenizerOptions:
+    """What a process needs to load the tokenizer, and what is done with it."""
+
+    tokenizer_type: str
+    path: str
+    eod_token: str | None
+    append_eod: bool
+    tiktoken: TiktokenOptions = TiktokenOptions()
+
+    def load(self) -> Tokenizer:
+        """The tokenizer.
+
+        Raises:
+            OptionError: it cannot be loaded, or has no EOD to append.
+        """
+        return load_tokenizer(self.tokenizer_type, self.path, self.eod_token, self.append_eod, self.tiktoken)

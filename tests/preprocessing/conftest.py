@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import os
 
 import pytest
 from conftest import ROOT
@@ -117,3 +118,11 @@ def tokenizer_arguments(tokenizer_file, sentencepiece_file, tiktoken_file):
         "TikTokenizer": (tiktoken_file, "--tiktoken-pattern", "gpt2", "--tiktoken-special-tokens", EOD, "<|pad|>"),
     }
     return {name: ("--tokenizer-type", name, "--tokenizer-model", *options) for name, options in models.items()}
+
+
+@pytest.fixture
+def no_fast_library(tmp_path_factory):
+    """An environment in which gigatoken is not installed."""
+    folder = tmp_path_factory.mktemp("no_fast_library")
+    (folder / "gigatoken.py").write_text("raise ImportError\n")
+    return os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])}

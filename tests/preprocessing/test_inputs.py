@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from megatron_bfp import InputError, OptionError
-from megatron_bfp.preprocessing.inputs import input_files, read_batches
+from megatron_bfp.preprocessing.inputs import Piece, input_files, read_batches, stream_batches
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def test_a_pipe_is_read_as_a_file(tmp_path):
     writer = threading.Thread(target=lambda: open(path, "wb").write(content))
     writer.start()
     (path_given,), _ = input_files([path])
-    assert sum(len(list(batch.records(["text"]))) for batch in read_batches(path_given, ["text"])) == 100_000
+    assert sum(len(list(batch.records(["text"]))) for batch in stream_batches(path_given)) == 100_000
     writer.join()
 
 
@@ -86,11 +86,11 @@ def test_parquet_from_a_pipe_is_refused(tmp_path):
     writer = threading.Thread(target=lambda: open(path, "wb").write(b"PAR1"))
     writer.start()
     with pytest.raises(InputError, match="cannot be read from a pipe"):
-        list(read_batches(path, ["text"]))
+        list(stream_batches(path))
     writer.join()
 
 
 def test_a_missing_file_and_a_folder_are_input_errors(tmp_path):
     for path, reason in ((tmp_path / "none.jsonl", "No such file"), (tmp_path, "Is a directory")):
         with pytest.raises(InputError, match=f"cannot be read: {reason}"):
-            list(read_batches(str(path), ["text"]))
+            list(read_batches(Piece(str(path), 0), ["text"]))

@@ -23,7 +23,7 @@ def written(columns, **options):
 
 def read(content, *keys):
     keys = keys or ("text",)
-    return [record for batch in row_batches(io.BytesIO(content), "file", keys) for record in batch.records(keys)]
+    return [record for batch, _ in row_batches(io.BytesIO(content), "file", keys) for record in batch.records(keys)]
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_memory_does_not_grow_with_the_file():
     peak = 0
     tracemalloc.start()
     try:
-        for batch in row_batches(io.BytesIO(content), "file", ["text"]):
+        for batch, _ in row_batches(io.BytesIO(content), "file", ["text"]):
             peak = max(peak, pyarrow.total_allocated_bytes() - before)
             del batch
         peak += tracemalloc.get_traced_memory()[1]

@@ -8,7 +8,7 @@ from conftest import DATA
 tokenizers = pytest.importorskip("tokenizers")
 
 from megatron_bfp import OptionError  # noqa: E402
-from megatron_bfp.preprocessing.inputs import read_batches  # noqa: E402
+from megatron_bfp.preprocessing.inputs import Piece, read_batches  # noqa: E402
 from megatron_bfp.preprocessing.tokenizers import load_tokenizer  # noqa: E402
 from preprocessing.conftest import EOD  # noqa: E402
 
@@ -18,8 +18,8 @@ def load(path, **options):
 
 
 def nasty_texts(name):
-    batches = read_batches(str(DATA / "nasty" / name), ["text"])
-    return [record.texts[0] for batch in batches for record in batch.records(["text"])]
+    batches = read_batches(Piece(str(DATA / "nasty" / name), 0), ["text"])
+    return [record.texts[0] for batch, _ in batches for record in batch.records(["text"])]
 
 
 def test_ids_are_those_of_the_library(tokenizer_file):

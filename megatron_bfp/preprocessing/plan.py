@@ -1,0 +1,167 @@
+"""Input files to shards, the units of work: each is done by one process, recorded when done, and done once.
+
+A shard is some consecutive pieces of input files. A plain JSON Lines file is cut into ranges of bytes (a line belongs
+to the range in which it begins), a Parquet file into row groups; a compressed file is one piece, since its middle
+cannot be found. Small files share a shard. What comes through a pipe is first written to segments on disk, which are
+pieces like others; it cannot be read again, and so a run that reads a pipe cannot be resumed.
+
+The plan depends on the inputs' sizes alone, not on the number of workers.
+"""
+
+import os
+import stat
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import InputError
+from . import parquet
+from .compression import compression_of
+from .documents import STANDARD_INPUT, Place
+from .inputs import START_BYTES, Piece, opened, start_of, stream_batches
+from .jsonl import check_start
+
+SMALLEST_SHARD, LARGEST_SHARD = 8 << 20, 256 << 20
+"""Bytes of input: long enough that starting a shard costs nothing, short enough that little is lost with one."""
+WANTED_SHARDS = 256
+SEGMENT_BYTES = 32 << 20
+"""Of what comes through a pipe, decompressed."""
+CHECKED_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A unit of work. Shards in the order of their numbers hold all documents in the order of the input."""
+
+    number: int
+    pieces: tuple[Piece, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the input files that it covers."""
+        return sum(piece.num_bytes for piece in self.pieces)
+
+    def __str__(self) -> str:
+        first, *others = dict.fromkeys(Place(piece.path).name for piece in self.pieces)
+        return f"shard {self.number} ({first}{f' and {len(others)} more files' if others else ''})"
+
+
+def is_stream(path: str) -> bool:
+    """Whether an input can be read once only: standard input, a pipe."""
+    return path == STANDARD_INPUT or not stat.S_ISREG(os.stat(path).st_mode)
+
+
+def input_bytes(paths: Sequence[str]) -> int:
+    """The size of all input files, as they are on disk; streams count as 0."""
+    return sum(0 if is_stream(path) else os.path.getsize(path) for path in paths)
+
+
+def shard_bytes(total: int) -> int:
+    """How many bytes of input a shard has, at most and where files can be cut."""
+    return min(max(SMALLEST_SHARD, total // WANTED_SHARDS), LARGEST_SHARD)
+
+
+def plan_shards(paths: Sequence[str], size: int, segment_folder: str) -> Iterator[Shard]:
+    """The shards of the inputs, in order. Streams are read as their shards are asked for.
+
+    Args:
+        size: ``shard_bytes`` of the input.
+        segment_folder: where segments of streams are written. Whoever has used one removes it.
+
+    Raises:
+        InputError: a file cannot be read, or is none that we know.
+        OptionError: a library for a file is not installed.
+    """
+    for number, pieces in enumerate(_grouped(_pieces(paths, size, segment_folder), size)):
+        yield Shard(number, tuple(pieces))
+
+
+def part_of(shards: Sequence[Shard], index: int, count: int) -> list[Shard]:
+    """Consecutive shards of about one ``count``-th of all bytes: part ``index``, counted from 0."""
+    total = max(1, sum(shard.num_bytes for shard in shards))
+    chosen, before = [], 0
+    for shard in shards:
+        middle = before + shard.num_bytes / 2
+        if min(int(middle * count / total), count - 1) == index:
+            chosen.append(shard)
+        before += shard.num_bytes
+    return chosen
+
+
+def _grouped(pieces: Iterable[Piece], size: int) -> Iterator[list[Piece]]:
+    """Consecutive pieces up to ``size`` bytes; a segment of a stream is alone."""
+    group: list[Piece] = []
+    num_bytes = 0
+    for piece in pieces:
+        if group and (num_bytes + piece.num_bytes > size or piece.segment or group[-1].segment):
+            yield group
+            group, num_bytes = [], 0
+        group.append(piece)
+        num_bytes += piece.num_bytes
+    if group:
+        yield group
+
+
+def _pieces(paths: Sequence[str], size: int, segment_folder: str) -> Iterator[Piece]:
+    for number, path in enumerate(paths):
+        try:
+            if is_stream(path):
+                yield from _segments(path, os.path.join(segment_folder, f"segment-{number}"))
+            else:
+                yield from _file_pieces(path, size)
+        except OSError as error:
+            raise InputError(f"{Place(path).name}: cannot be read: {error.strerror or error}") from None
+
+
+def _file_pieces(path: str, size: int) -> Iterator[Piece]:
+    num_bytes = os.path.getsize(path)
+    if num_bytes <= size:
+        yield Piece(path, num_bytes)
+        return
+    with opened(path) as file:
+        start = start_of(file, START_BYTES)
+        if start.startswith(parquet.MAGIC):
+            yield from _row_group_pieces(path, num_bytes, parquet.row_group_sizes(file, path), size)
+        elif compression_of(start):
+            yield Piece(path, num_bytes)
+        else:
+            check_start(start + file.read(CHECKED_BYTES), path)
+            count = -(-num_bytes // size)
+            ends = [num_bytes * place // count for place in range(count + 1)]
+            for begin, end in zip(ends, ends[1:]):
+                yield Piece(path, end - begin, begin, end)
+
+
+def _row_group_pieces(path: str, num_bytes: int, sizes: list[int], size: int) -> Iterator[Piece]:
+    """Row groups together up to ``size`` bytes of the file."""
+    total = max(1, sum(sizes))
+    first, held = 0, 0
+    for group, group_size in enumerate(sizes):
+        if held and (held + group_size) * num_bytes // total > size:
+            yield Piece(path, held * num_bytes // total, first, group)
+            first, held = group, 0
+        held += group_size
+    yield Piece(path, held * num_bytes // total, first, len(sizes))
+
+
+def _segments(path: str, prefix: str) -> Iterator[Piece]:
+    """A stream's lines, written to files of about ``SEGMENT_BYTES``."""
+    number, begin, held = 0, 0, []
+    for batch in stream_batches(path):
+        held.append(batch.content)
+        if sum(map(len, held)) >= SEGMENT_BYTES:
+            yield _segment(path, f"{prefix}-{number}", begin, held)
+            number, begin, held = number + 1, batch.first_byte + batch.num_bytes, []
+    if held:
+        yield _segment(path, f"{prefix}-{number}", begin, held)
+
+
+def _segment(path: str, segment: str, begin: int, contents: list[bytes]) -> Piece:
+    num_bytes = sum(map(len, contents))
+    try:
+        with open(segment, "wb") as file:
+            file.writelines(contents)
+    except OSError as error:
+        Path(segment).unlink(missing_ok=True)
+        raise InputError(f"{segment}: cannot be written: {error.strerror}; is the disk full?") from None
+    return Piece(path, num_bytes, begin, begin + num_bytes, segment)
