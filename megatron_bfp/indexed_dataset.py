@@ -12,7 +12,8 @@ compares the two, so that a damaged .idx gives an error and not other tokens.
 
 import os
 import struct
-from typing import Any, NoReturn
+from collections.abc import Iterator
+from typing import Any, BinaryIO, NoReturn
 
 import numpy as np
 
@@ -30,6 +31,8 @@ CHECKED_AT_OPEN = 1 << 15
 """Pointers at each end of the .idx that are checked at open; the rest by ``check_pointers`` and at each read."""
 CHECKED_AT_ONCE = 1 << 20
 """Pointers in one step of a full check."""
+WRITTEN_AT_ONCE = 1 << 16
+"""Sequences or documents whose part of the .idx is computed at once when it is written."""
 
 
 def bin_path(prefix: str) -> str:
@@ -61,6 +64,7 @@ class IndexedDataset:
 
     Attributes:
         dtype: numpy dtype of a token.
+        has_modes: whether the .idx has a mode for each sequence, as multimodal datasets have; nothing here reads it.
         num_sequences, num_documents: counts in the .idx format's sense.
         num_tokens: tokens in the .bin.
         sequence_lengths: int32 [sequences], tokens.
@@ -173,16 +177,41 @@ class IndexedDataset:
         Raises:
             IndexedDatasetError: one is impossible.
         """
-        step = CHECKED_AT_ONCE
-        for first in progress(range(0, self.num_sequences, step), -(-self.num_sequences // step), "checking pointers"):
-            end = min(first + step, self.num_sequences)
-            expect_next(self.sequence_lengths, first, end)
+        for _ in progress(self.checked_lengths(), -(-self.num_sequences // CHECKED_AT_ONCE), "checking pointers"):
+            pass
+        for _ in progress(self.checked_documents(), -(-self.num_documents // CHECKED_AT_ONCE), "checking documents"):
+            pass
+
+    def checked_lengths(self) -> Iterator[np.ndarray]:
+        """The lengths of all sequences in blocks, each checked against its pointers, in one pass.
+
+        Yields:
+            int32 [at most ``CHECKED_AT_ONCE``], tokens; read-only.
+
+        Raises:
+            IndexedDatasetError: a length or pointer of the block is impossible.
+        """
+        for first in range(0, self.num_sequences, CHECKED_AT_ONCE):
+            end = min(first + CHECKED_AT_ONCE, self.num_sequences)
             expect_next(self.sequence_pointers, first, end)
+            lengths = expect_next(self.sequence_lengths, first, end)
             self._check_sequences(first, end)
-        for first in progress(range(0, self.num_documents, step), -(-self.num_documents // step), "checking documents"):
-            end = min(first + step, self.num_documents)
+            yield lengths
+
+    def checked_documents(self) -> Iterator[np.ndarray]:
+        """The number of sequences of each document in blocks, checked, in one pass.
+
+        Yields:
+            int64 [at most ``CHECKED_AT_ONCE``].
+
+        Raises:
+            IndexedDatasetError: the first sequence of a document of the block is impossible.
+        """
+        for first in range(0, self.num_documents, CHECKED_AT_ONCE):
+            end = min(first + CHECKED_AT_ONCE, self.num_documents)
             expect_next(self.document_indices, first, end)
             self._check_documents(first, end)
+            yield np.diff(self.document_indices[first : end + 1])
 
     def _read_idx(self) -> None:
         path = idx_path(self.prefix)
@@ -201,6 +230,7 @@ class IndexedDataset:
             raise IndexedDatasetError(
                 f"{path}: has {size} bytes, its header promises {expected}; it is damaged or was cut while copying"
             )
+        self.has_modes = size != expected
         self.idx_content = content = map_file(path)
         expect_scattered_reads(content)
         pointers_at = HEADER_BYTES + self.num_sequences * 4
@@ -328,13 +358,154 @@ class DocumentLengths:
         return np.diff(np.concatenate([[0], cumulative])[indices - low])
 
 
+class DatasetFiles:
+    """PREFIX.bin.part and PREFIX.idx.part, until they get their names, the .idx last: a dataset that can be opened is
+    complete. Leaving the ``with`` block before that removes them; what a killed process left is overwritten by the
+    next, and only one process at a time writes a dataset.
+
+    Args:
+        prefix: path of the two files without ".bin" and ".idx".
+
+    Attributes:
+        bin: the empty PREFIX.bin.part, open for writing and buffered.
+        idx_part: path of the other, which is for the caller to write.
+
+    Raises:
+        IndexedDatasetError: another process is writing the same dataset, or the place cannot be written.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        self.prefix = prefix
+        self.idx_part, self._bin_part = idx_path(prefix) + ".part", bin_path(prefix) + ".part"
+        try:
+            self.bin = os.fdopen(open_exclusively(self._bin_part), "wb", buffering=1 << 20)
+        except BlockingIOError:
+            raise IndexedDatasetError(f"{prefix}: another process is writing this dataset") from None
+        except OSError as error:
+            raise IndexedDatasetError(f"{self._bin_part}: cannot be written: {error.strerror}") from None
+
+    def __enter__(self) -> "DatasetFiles":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        if not self.bin.closed:
+            self._remove()
+
+    def publish(self) -> None:
+        """Give both files their names, once their content is on disk. The .idx must be there already.
+
+        Raises:
+            IndexedDatasetError: the disk is full, or they cannot be renamed.
+        """
+        try:
+            self.bin.flush()
+            os.fsync(self.bin.fileno())
+            if os.path.exists(idx_path(self.prefix)):
+                os.remove(idx_path(self.prefix))
+            os.replace(self._bin_part, bin_path(self.prefix))
+            os.replace(self.idx_part, idx_path(self.prefix))
+            sync_file(os.path.dirname(os.path.abspath(self.prefix)))
+        except OSError as error:
+            raise IndexedDatasetError(f"{self.prefix}: cannot be written: {error.strerror}") from None
+        self.bin.close()
+
+    def _remove(self) -> None:
+        for path in (self._bin_part, self.idx_part):
+            if os.path.exists(path):
+                os.remove(path)
+        _close(self.bin)
+
+
+class IdxWriter:
+    """Write an .idx block by block, in constant memory: its lengths, pointers and documents grow side by side, each in
+    its place, which is known from their number.
+
+    Args:
+        path: file to write; what it holds is lost.
+        dtype: of a token, one of ``TOKEN_DTYPES``.
+        num_sequences, num_documents: how many will be added.
+
+    Raises:
+        IndexedDatasetError: the file cannot be written, which any method may find.
+    """
+
+    def __init__(self, path: str, dtype: np.dtype, num_sequences: int, num_documents: int) -> None:
+        self.path, self._itemsize = path, dtype.itemsize
+        self._missing_sequences, self._missing_documents = num_sequences, num_documents
+        self._next_pointer = self._next_sequence = 0
+        pointers_at = HEADER_BYTES + num_sequences * 4
+        header = struct.pack("<QBQQ", VERSION, _dtype_code(dtype), num_sequences, num_documents + 1)
+        try:
+            with open(path, "wb") as file:
+                file.write(MAGIC + header)
+            places = (HEADER_BYTES, pointers_at, pointers_at + num_sequences * 8)
+            self._lengths, self._pointers, self._documents = (_open_at(path, place) for place in places)
+        except OSError as error:
+            raise self._cannot_write(error) from None
+        self._write(self._documents, np.zeros(1, dtype=np.int64))
+
+    def __enter__(self) -> "IdxWriter":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        for file in (self._lengths, self._pointers, self._documents):
+            _close(file)
+
+    def add_sequences(self, lengths: np.ndarray) -> None:
+        """Append sequences.
+
+        Args:
+            lengths: int32 [sequences], tokens of each.
+        """
+        for block in _blocks(lengths):
+            pointers = np.zeros(len(block) + 1, dtype=np.int64)
+            np.cumsum(block, dtype=np.int64, out=pointers[1:])
+            pointers *= self._itemsize
+            pointers += self._next_pointer
+            self._next_pointer = int(pointers[-1])
+            self._write(self._lengths, block)
+            self._write(self._pointers, pointers[:-1])
+        self._missing_sequences -= len(lengths)
+
+    def add_documents(self, sequences_per_document: np.ndarray) -> None:
+        """Append documents.
+
+        Args:
+            sequences_per_document: integers [documents].
+        """
+        for block in _blocks(sequences_per_document):
+            ends = np.cumsum(block, dtype=np.int64)
+            ends += self._next_sequence
+            self._next_sequence = int(ends[-1])
+            self._write(self._documents, ends)
+        self._missing_documents -= len(sequences_per_document)
+
+    def finish(self) -> None:
+        """Force everything to disk. All sequences and documents must have been added."""
+        assert self._missing_sequences == self._missing_documents == 0, "not the number that was announced"
+        try:
+            for file in (self._lengths, self._pointers, self._documents):
+                file.close()
+            sync_file(self.path)
+        except OSError as error:
+            raise self._cannot_write(error) from None
+
+    def _write(self, file: BinaryIO, block: np.ndarray) -> None:
+        try:
+            file.write(block.data)
+        except OSError as error:
+            raise self._cannot_write(error) from None
+
+    def _cannot_write(self, error: OSError) -> IndexedDatasetError:
+        return IndexedDatasetError(f"{self.path}: cannot be written: {error.strerror}")
+
+
 class IndexedDatasetWriter:
     """Write a .bin/.idx pair from blocks of tokens.
 
-    Lengths are kept as numpy arrays (4 bytes a sequence) and pointers are computed from them at the end. Tokens go to
-    PREFIX.bin.part; the two files get their names in ``finalize``, the .idx last, so a dataset that can be opened is
-    complete. Leaving the ``with`` block without it removes what was written; what a killed process left is overwritten
-    by the next.
+    Lengths are kept as numpy arrays (4 bytes a sequence); the rest of the .idx is computed from them, block by block,
+    while it is written at the end. The two files get their names in ``finalize``. Leaving the ``with`` block without it
+    removes what was written.
 
     Args:
         prefix: path of the two files without ".bin" and ".idx".
@@ -346,25 +517,17 @@ class IndexedDatasetWriter:
 
     def __init__(self, prefix: str, dtype: Any) -> None:
         self.prefix, self.dtype = str(prefix), np.dtype(dtype)
-        codes = {np.dtype(known): code for code, known in TOKEN_DTYPES.items()}
-        if self.dtype not in codes:
-            raise IndexedDatasetError(f"{self.dtype} cannot hold tokens; use uint16 or int32")
-        self._code = codes[self.dtype]
+        _dtype_code(self.dtype)
         self._lengths: list[np.ndarray] = []
         self._sequences_per_document: list[np.ndarray] = []
-        try:
-            self._bin = os.fdopen(open_exclusively(bin_path(self.prefix) + ".part"), "wb", buffering=1 << 20)
-        except BlockingIOError:
-            raise IndexedDatasetError(f"{self.prefix}: another process is writing this dataset") from None
-        except OSError as error:
-            raise IndexedDatasetError(f"{self.prefix}.bin.part: cannot be written: {error.strerror}") from None
+        self._files = DatasetFiles(self.prefix)
+        self._bin = self._files.bin
 
     def __enter__(self) -> "IndexedDatasetWriter":
         return self
 
-    def __exit__(self, *_: Any) -> None:
-        if not self._bin.closed:
-            self._abort()
+    def __exit__(self, *exception: Any) -> None:
+        self._files.__exit__(*exception)
 
     def add(self, tokens: np.ndarray, lengths: np.ndarray, sequences_per_document: np.ndarray | None = None) -> None:
         """Append documents.
@@ -380,8 +543,11 @@ class IndexedDatasetWriter:
         """
         tokens, lengths = np.asarray(tokens), _counts(self.prefix, "lengths", lengths)
         if sequences_per_document is None:
-            sequences_per_document = np.ones(len(lengths), dtype=np.int32)
-        sequences_per_document = _counts(self.prefix, "sequences_per_document", sequences_per_document)
+            sequences_per_document = _ones(len(lengths))
+        else:
+            sequences_per_document = _counts(self.prefix, "sequences_per_document", sequences_per_document)
+            if np.all(sequences_per_document == 1):
+                sequences_per_document = _ones(len(sequences_per_document))
         if lengths.sum() != len(tokens):
             raise InputError(f"{self.prefix}: lengths add up to {lengths.sum()}, there are {len(tokens)} tokens")
         if sequences_per_document.sum() != len(lengths):
@@ -399,45 +565,54 @@ class IndexedDatasetWriter:
         self._lengths.append(lengths)
         self._sequences_per_document.append(sequences_per_document)
 
-    def finalize(self) -> None:
+    def finalize(self, progress: Progress = without_progress) -> None:
         """Write the .idx and give both files their names. The instance cannot be used afterwards.
 
         Raises:
             IndexedDatasetError: they cannot be written.
         """
-        lengths = np.concatenate(self._lengths or [np.empty(0, np.int32)])
-        per_document = np.concatenate(self._sequences_per_document or [np.empty(0, np.int32)])
-        pointers = np.zeros(len(lengths), dtype=np.int64)
-        np.cumsum(lengths[:-1], dtype=np.int64, out=pointers[1:])
-        pointers *= self.dtype.itemsize
-        indices = np.zeros(len(per_document) + 1, dtype=np.int64)
-        np.cumsum(per_document, dtype=np.int64, out=indices[1:])
-        header = MAGIC + struct.pack("<QBQQ", VERSION, self._code, len(lengths), len(indices))
-        try:
-            with open(idx_path(self.prefix) + ".part", "wb") as idx:
-                for content in (header, lengths.data, pointers.data, indices.data):
-                    idx.write(content)
-                idx.flush()
-                os.fsync(idx.fileno())
-            self._bin.flush()
-            os.fsync(self._bin.fileno())
-            if os.path.exists(idx_path(self.prefix)):
-                os.remove(idx_path(self.prefix))
-            os.replace(bin_path(self.prefix) + ".part", bin_path(self.prefix))
-            os.replace(idx_path(self.prefix) + ".part", idx_path(self.prefix))
-            sync_file(os.path.dirname(os.path.abspath(self.prefix)))
-        except OSError as error:
-            raise IndexedDatasetError(f"{self.prefix}: cannot be written: {error.strerror}") from None
-        self._bin.close()
+        num_sequences, num_documents = (sum(map(len, x)) for x in (self._lengths, self._sequences_per_document))
+        with IdxWriter(self._files.idx_part, self.dtype, num_sequences, num_documents) as idx:
+            for lengths in progress(self._lengths, len(self._lengths), "writing lengths"):
+                idx.add_sequences(lengths)
+            counts = self._sequences_per_document
+            for sequences_per_document in progress(counts, len(counts), "writing documents"):
+                idx.add_documents(sequences_per_document)
+            idx.finish()
+        self._files.publish()
 
-    def _abort(self) -> None:
-        for path in (bin_path(self.prefix) + ".part", idx_path(self.prefix) + ".part"):
-            if os.path.exists(path):
-                os.remove(path)
-        try:
-            self._bin.close()
-        except OSError:
-            pass  # what was still buffered does not fit the disk, and is not wanted
+
+def _dtype_code(dtype: np.dtype) -> int:
+    """Megatron's code of a token dtype."""
+    codes = {np.dtype(known): code for code, known in TOKEN_DTYPES.items()}
+    if dtype not in codes:
+        raise IndexedDatasetError(f"{dtype} cannot hold tokens; use uint16 or int32")
+    return codes[dtype]
+
+
+def _ones(number: int) -> np.ndarray:
+    """int32 [number], all 1, in the memory of one: a sequence for each document, as in most datasets."""
+    return np.broadcast_to(np.int32(1), number)
+
+
+def _blocks(values: np.ndarray) -> Iterator[np.ndarray]:
+    for first in range(0, len(values), WRITTEN_AT_ONCE):
+        yield values[first : first + WRITTEN_AT_ONCE]
+
+
+def _open_at(path: str, place: int) -> BinaryIO:
+    """Open an existing file for writing from a place on, buffered."""
+    file = open(path, "r+b", buffering=1 << 20)
+    file.seek(place)
+    return file
+
+
+def _close(file: BinaryIO) -> None:
+    """Close a file that is not wanted."""
+    try:
+        file.close()
+    except OSError:
+        pass  # what was still buffered does not fit the disk, and is not wanted
 
 
 def _counts(prefix: str, name: str, values: Any) -> np.ndarray:

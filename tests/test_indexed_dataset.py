@@ -291,3 +291,33 @@ def test_more_than_two_to_the_32_tokens_in_a_sparse_file(tmp_path):
         assert dataset.document(4).tolist() == list(range(10))
         assert dataset.tokens((1 << 32) - 1, 3).tolist() == [0, 0, 1]
     assert dataset.document_lengths[:].tolist() == lengths.tolist()
+
+
+def test_the_idx_of_ten_million_documents_is_written_in_a_few_megabytes(tmp_path):
+    script = f"""
+        import sys
+        sys.path.insert(0, {str(ROOT)!r})
+        import numpy as np
+        from megatron_bfp.indexed_dataset import IndexedDatasetWriter
+
+        def peak_bytes():
+            with open("/proc/self/status") as file:
+                return next(int(line.split()[1]) << 10 for line in file if line.startswith("VmHWM"))
+
+        writer = IndexedDatasetWriter({str(tmp_path / "data")!r}, np.uint16)
+        for _ in range(100):
+            writer.add(np.zeros(100_000, np.uint16), np.ones(100_000, np.int32))
+        with open("/proc/self/clear_refs", "w") as file:
+            file.write("5")  # the peak starts again from here
+        before = peak_bytes()
+        writer.finalize()
+        print(peak_bytes() - before)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60)
+    if "clear_refs" in done.stderr:
+        pytest.skip("this system does not let a process reset its peak memory")
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 20 << 20
+    dataset = IndexedDataset(str(tmp_path / "data"))
+    assert dataset.num_documents == 10_000_000
+    dataset.check_pointers()
