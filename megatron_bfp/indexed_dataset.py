@@ -378,7 +378,7 @@ class DatasetFiles:
         self.prefix = prefix
         self.idx_part, self._bin_part = idx_path(prefix) + ".part", bin_path(prefix) + ".part"
         try:
-            self.bin = os.fdopen(open_exclusively(self._bin_part), "wb", buffering=1 << 20)
+            self.bin = open(self._bin_part, "wb", 1 << 20, opener=lambda path, _: open_exclusively(path))
         except BlockingIOError:
             raise IndexedDatasetError(f"{prefix}: another process is writing this dataset") from None
         except OSError as error:
