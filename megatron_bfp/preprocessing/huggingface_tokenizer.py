@@ -40,7 +40,8 @@ class HuggingFaceTokenizer(Tokenizer):
         try:
             description = json.loads(content)
             vocabulary = Library.from_str(json.dumps(description)).get_vocab(with_added_tokens=True)
-            self._library = Library.from_str(json.dumps(_without_special_tokens(description, eod_token)))
+            self._eod_token = eod_token
+            self._library = Library.from_str(json.dumps(self.document_description()))
         except Exception as error:  # the library raises bare Exceptions
             raise OptionError(f"--tokenizer-model {file_path}: not a Hugging Face tokenizer: {error}") from None
         self._ids = _renumbering(self._library.get_vocab(with_added_tokens=True), vocabulary)
@@ -61,6 +62,14 @@ class HuggingFaceTokenizer(Tokenizer):
         except Exception as error:  # the library raises bare Exceptions
             raise TokenizingError(str(error)) from None
         return [self._ids[np.array(encoding.ids, dtype=np.int64)] for encoding in encodings]
+
+    def document_description(self) -> dict[str, Any]:
+        """The ``tokenizer.json`` for a document's text: without special tokens, truncation and post-processing."""
+        return _without_special_tokens(json.loads(self._content), self._eod_token)
+
+    def reserved_texts(self) -> list[str]:
+        """As ``Tokenizer.reserved_texts``."""
+        return [token["content"] for token in json.loads(self._content).get("added_tokens") or []]
 
     def pieces(self, ids: Sequence[int]) -> list[bytes]:
         """As ``Tokenizer.pieces``."""

@@ -16,7 +16,7 @@ from .tokenizer_interface import Tokenizer, TokenizingError, has_no_eod
 
 MARKER = re.compile(r"<[^\s>]*\w[^\s>]*>|\[[^\s\]]*\w[^\s\]]*\]")
 BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
-UNKNOWN, CONTROL, USER_DEFINED, BYTE = 2, 3, 4, 6
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
 """Types of a piece in the model's file."""
 
 
@@ -76,6 +76,10 @@ class SentencePieceTokenizer(Tokenizer):
             raise TokenizingError(str(error)) from None
         return [np.array(ids, dtype=np.int32) for ids in found]
 
+    def reserved_texts(self) -> list[str]:
+        """As ``Tokenizer.reserved_texts``."""
+        return [text for text, kind in zip(self._texts, self._types, strict=True) if kind != NORMAL]
+
     def pieces(self, ids: Sequence[int]) -> list[bytes]:
         """As ``Tokenizer.pieces``."""
         return [self._piece(int(number)) for number in ids]
@@ -94,7 +98,7 @@ class _Piece:
 
     def __init__(self, content: bytes, begin: int, end: int, field_begin: int) -> None:
         self.field_begin, self.begin, self.end = field_begin, begin, end
-        self.type = 1  # normal, where the file says nothing
+        self.type = NORMAL  # where the file says nothing
         for number, value, _, _ in _fields(content, begin, end):
             if number == 3:
                 self.type = value

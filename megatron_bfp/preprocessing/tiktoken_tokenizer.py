@@ -156,6 +156,10 @@ class TikTokenizer(Tokenizer):
             raise TokenizingError(str(error)) from None
         return np.array(ids, dtype=np.int32)
 
+    def reserved_texts(self) -> list[str]:
+        """As ``Tokenizer.reserved_texts``."""
+        return list(self._ids)
+
     def pieces(self, ids: Sequence[int]) -> list[bytes]:
         """As ``Tokenizer.pieces``."""
         for number in ids:

@@ -1,0 +1,135 @@
+"""A second, faster implementation of the same tokenizer, by the ``gigatoken`` library, held against the reference.
+
+Only ids that are equal to the reference's are of use, and no implementation is trusted to give them. When it is loaded,
+the texts of ``tokenizer_probes`` are encoded by both, and a tokenizer that differs in one is not used. Whoever encodes
+documents calls ``check`` on some of them as well.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..errors import BFPError
+from .huggingface_tokenizer import HuggingFaceTokenizer
+from .tokenizer_interface import Tokenizer
+from .tokenizer_probes import probes
+
+
+class NoFastTokenizer(Exception):
+    """There is no fast tokenizer for a reference. Its message is the reason."""
+
+
+class DifferentIds(BFPError):
+    """The fast tokenizer gives other token ids for a text than the reference."""
+
+
+class FastTokenizer(Tokenizer):
+    """Encodes with gigatoken; all else is the reference's.
+
+    Args:
+        reference: whose ids it gives.
+        backend: gigatoken's tokenizer of the same vocabulary.
+    """
+
+    def __init__(self, reference: Tokenizer, backend: Any) -> None:
+        self._reference = reference
+        self._backend = backend
+        self.path, self.vocab_size, self.eod = reference.path, reference.vocab_size, reference.eod
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """As ``Tokenizer.encode_batch``."""
+        tokens, lengths = self.encode_joined(texts)
+        return np.split(tokens, np.cumsum(lengths)[:-1]) if len(lengths) else []
+
+    def encode_joined(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """As ``Tokenizer.encode_joined``. What gigatoken cannot encode, the reference encodes or refuses."""
+        try:
+            return self._encode_joined(texts)
+        except BaseException as error:
+            if not _is_from_library(error):
+                raise
+        return self._reference.encode_joined(texts)
+
+    def _encode_joined(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        # On this thread alone: the processes that call this are as many as the cores already.
+        layout = self._backend.encode_batch(list(texts), parallel=False).layout
+        begins = np.asarray(layout.offsets.data)
+        tokens = np.asarray(layout.content.data)[begins[0] : begins[-1]].astype(np.int32)
+        return tokens, np.diff(begins).astype(np.int64)
+
+    def check(self, texts: Sequence[str]) -> None:
+        """Compare with the reference. Both encode the texts as they are, so they had better be short.
+
+        Raises:
+            DifferentIds: the ids of a text differ. The message says which one and where, not what it is.
+            TokenizingError: the reference cannot encode one of them.
+        """
+        found, wanted = self.encode_batch(texts), self._reference.encode_batch(texts)
+        for place, (ids, wanted_ids) in enumerate(zip(found, wanted, strict=True)):
+            if not np.array_equal(ids, wanted_ids):
+                raise DifferentIds(
+                    f"--tokenizer-model {self.path}: the fast tokenizer differs from the reference in text {place} of "
+                    f"{len(texts)}, {len(texts[place])} characters long, at token {_first_difference(ids, wanted_ids)}"
+                )
+
+    def reserved_texts(self) -> list[str]:
+        """As ``Tokenizer.reserved_texts``."""
+        return self._reference.reserved_texts()
+
+    def pieces(self, ids: Sequence[int]) -> list[bytes]:
+        """As ``Tokenizer.pieces``."""
+        return self._reference.pieces(ids)
+
+    @property
+    def unique_identifiers(self) -> dict[str, Any]:  # type: ignore[override]
+        """The reference's: datasets are the same."""
+        return self._reference.unique_identifiers
+
+
+def load_fast_tokenizer(reference: Tokenizer) -> FastTokenizer:
+    """A tokenizer that gives the reference's ids in less time.
+
+    Raises:
+        NoFastTokenizer: gigatoken is not installed, it does not know such a tokenizer, or its ids differ.
+    """
+    try:
+        from gigatoken import gigatoken_rs
+    except ImportError:
+        raise NoFastTokenizer("the gigatoken package is missing: pip install 'megatron-bfp[preprocess]'") from None
+    try:
+        fast = FastTokenizer(reference, gigatoken_rs.load_hf_json(_description(reference)))
+    except NoFastTokenizer:
+        raise
+    except BaseException as error:
+        if not _is_from_library(error):
+            raise
+        raise NoFastTokenizer(f"gigatoken cannot load it: {_first_line(error)}") from None
+    try:
+        fast.check(list(probes(reference)))
+    except DifferentIds as error:
+        raise NoFastTokenizer(f"its ids would differ: {error}") from None
+    return fast
+
+
+def _description(reference: Tokenizer) -> str:
+    """The ``tokenizer.json`` of what the reference does to a document."""
+    if isinstance(reference, HuggingFaceTokenizer):
+        return json.dumps(reference.document_description())
+    raise NoFastTokenizer(f"there is none for a {type(reference).__name__}")
+
+
+def _is_from_library(error: BaseException) -> bool:
+    """Whether it is gigatoken's: a panic of its Rust code is not derived from Exception."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).split("\n")[0]
+
+
+def _first_difference(ids: np.ndarray, wanted: np.ndarray) -> int:
+    shorter = min(len(ids), len(wanted))
+    different = np.flatnonzero(ids[:shorter] != wanted[:shorter])
+    return int(different[0]) if len(different) else shorter
