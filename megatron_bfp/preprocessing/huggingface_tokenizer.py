@@ -98,7 +98,7 @@ class HuggingFaceTokenizer(Tokenizer):
         description = json.loads(self._content)
         library = Library.from_str(json.dumps(description))
         added = {number: token.content for number, token in library.get_added_tokens_decoder().items()}
-        return library, added, _byte_level_alphabet() if _is_byte_level(description) else {}
+        return library, added, byte_level_alphabet() if _is_byte_level(description) else {}
 
     def _refuse_special_texts(self, description: dict[str, Any], vocabulary: dict[str, int]) -> None:
         """Some models have their special tokens in the vocabulary itself, and would find them in a text."""
@@ -135,7 +135,7 @@ def _is_byte_level(description: dict[str, Any]) -> bool:
     return "ByteLevel" in [step.get("type") for step in [decoder, *decoder.get("decoders", [])]]
 
 
-def _byte_level_alphabet() -> dict[str, bytes]:
+def byte_level_alphabet() -> dict[str, bytes]:
     """GPT-2's character for each byte: visible ones stand for themselves, the rest are numbered from U+0100 on."""
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in visible]

@@ -50,7 +50,7 @@ class SentencePieceTokenizer(Tokenizer):
         self.vocab_size = len(self._types)
         self.eod = self._find_eod(library.eos_id(), eod_token, needs_eod)
         self._library = SentencePieceProcessor()
-        self._library.LoadFromSerializedProto(_with_control_pieces(content, self._markers()))
+        self._library.LoadFromSerializedProto(self.document_model())
         if needs_eod and self._types[self.eod] not in (CONTROL, USER_DEFINED):
             raise self._eod_is_in_texts(self._texts[self.eod])
 
@@ -65,8 +65,21 @@ class SentencePieceTokenizer(Tokenizer):
 
     def _markers(self) -> set[int]:
         """The user-defined pieces that a text must not become."""
-        numbers = [number for number, kind in enumerate(self._types) if kind == USER_DEFINED]
+        numbers = self._places(USER_DEFINED)
         return {number for number in numbers if number == self.eod or MARKER.fullmatch(self._texts[number])}
+
+    def _places(self, wanted: int) -> list[int]:
+        """Ids of the pieces of a type."""
+        return [number for number, kind in enumerate(self._types) if kind == wanted]
+
+    def document_model(self) -> bytes:
+        """The serialised model for a document's text: markers are control pieces."""
+        return _with_control_pieces(self._content, self._markers())
+
+    def user_defined_texts(self) -> list[str]:
+        """User-defined pieces that are no markers, as the model writes them."""
+        markers = self._markers()
+        return [self._texts[place] for place in self._places(USER_DEFINED) if place not in markers]
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """As ``Tokenizer.encode_batch``."""

@@ -9,6 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("tokenizers")
+pytest.importorskip("sentencepiece")
+pytest.importorskip("tiktoken")
 gigatoken = pytest.importorskip("gigatoken")
 
 from megatron_bfp.preprocessing import fast_tokenizer  # noqa: E402
@@ -18,17 +20,27 @@ from megatron_bfp.preprocessing.fast_tokenizer import (  # noqa: E402
     NoFastTokenizer,
     load_fast_tokenizer,
 )
+from megatron_bfp.preprocessing.tiktoken_tokenizer import TiktokenOptions  # noqa: E402
 from megatron_bfp.preprocessing.tokenizer_probes import PROBES, probes  # noqa: E402
 from megatron_bfp.preprocessing.tokenizers import load_tokenizer  # noqa: E402
 from preprocessing.conftest import EOD  # noqa: E402
 
-KINDS = ("huggingface",)
+KINDS = ("huggingface", "sentencepiece", "plain sentencepiece", "tiktoken", "megatron tiktoken")
 SOURCES = [path.read_text() for path in sorted((ROOT / "megatron_bfp").rglob("*.py"))]
 
 
 @pytest.fixture(scope="session")
-def references(tokenizer_file):
-    return {"huggingface": load_tokenizer("HuggingFaceTokenizer", tokenizer_file, EOD)}
+def references(tokenizer_file, sentencepiece_file, train_sentencepiece, tiktoken_file, megatron_tiktoken_file):
+    """The SentencePiece models with user-defined pieces as Gemma's, and without as Llama's."""
+    unchanged = {"normalization_rule_name": "identity", "remove_extra_whitespaces": False}
+    gpt2 = TiktokenOptions("gpt2", special_tokens=(EOD, "<|pad|>"))
+    return {
+        "huggingface": load_tokenizer("HuggingFaceTokenizer", tokenizer_file, EOD),
+        "sentencepiece": load_tokenizer("SentencePieceTokenizer", sentencepiece_file),
+        "plain sentencepiece": load_tokenizer("SentencePieceTokenizer", train_sentencepiece(**unchanged)),
+        "tiktoken": load_tokenizer("TikTokenizer", tiktoken_file, tiktoken=gpt2),
+        "megatron tiktoken": load_tokenizer("TikTokenizer", megatron_tiktoken_file),
+    }
 
 
 @pytest.fixture(scope="session")
@@ -100,6 +112,53 @@ def test_added_tokens_keep_their_ids(tokenizer_file, tmp_path):
     (ids,) = fast.encode_batch(["<tool_call><|im_end|></tool_call>"])
     assert ids[0] == 602 and ids[-1] == 603
     assert not differs(fast, reference, ["<tool_call><|im_end|></tool_call>", "a <tool_call> b"])
+
+
+@pytest.mark.parametrize("pattern", ["cl100k_base", "o200k_base", "v2"])
+def test_patterns_of_tiktoken(pattern, tiktoken_file):
+    options = TiktokenOptions(pattern, special_tokens=(EOD,))
+    load_fast_tokenizer(load_tokenizer("TikTokenizer", tiktoken_file, tiktoken=options))
+
+
+@pytest.mark.parametrize("pattern", ["v1", r"\w+|\W"])
+def test_patterns_that_gigatoken_does_not_know(pattern, tiktoken_file):
+    options = TiktokenOptions(pattern, special_tokens=(EOD,))
+    with pytest.raises(NoFastTokenizer, match="cannot load it"):
+        load_fast_tokenizer(load_tokenizer("TikTokenizer", tiktoken_file, tiktoken=options))
+
+
+def test_user_defined_pieces_are_the_reference_s(pairs):
+    """Two spaces are a piece of this model's own, and a text's first space follows the one the model puts there."""
+    reference, fast = pairs["sentencepiece"]
+    assert reference.user_defined_texts() == ["\u2581\u2581"]
+    texts = ["no such", "two  spaces", " at the front", "\u2581at the front", "a \u2581b", "[INST] <|im_end|>", "last"]
+    assert [fast._left_out.search(text) is not None for text in texts] == [False, *[True] * 4, False, False]
+    assert not differs(fast, reference, texts)
+    used = []
+    failing = FastTokenizer(
+        reference, Backend(fast._backend, lambda texts: used.extend(texts) or texts), fast._left_out
+    )
+    assert not differs(failing, reference, texts)
+    assert used == ["no such", "[INST] <|im_end|>", "last"]
+
+
+@pytest.mark.parametrize("options", [{"model_type": "unigram"}, {"byte_fallback": False}])
+def test_sentencepiece_models_without_a_fast_tokenizer(options, train_sentencepiece):
+    reference = load_tokenizer("SentencePieceTokenizer", train_sentencepiece(**options))
+    with pytest.raises(NoFastTokenizer, match="cannot load it: only"):
+        load_fast_tokenizer(reference)
+
+
+def test_a_sentencepiece_normalization_that_gigatoken_does_otherwise(train_sentencepiece):
+    """The library's own rules for characters: gigatoken's result differs for combining marks."""
+    with pytest.raises(NoFastTokenizer, match="its ids would differ"):
+        load_fast_tokenizer(load_tokenizer("SentencePieceTokenizer", train_sentencepiece()))
+
+
+def test_user_defined_pieces_in_a_text_that_the_model_changes(train_sentencepiece):
+    path = train_sentencepiece(user_defined_symbols=["self."])
+    with pytest.raises(NoFastTokenizer, match="user-defined pieces are looked for after it has changed the text"):
+        load_fast_tokenizer(load_tokenizer("SentencePieceTokenizer", path))
 
 
 class Backend:
