@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import OptionError
+from .long_texts import encode_in_parts
 from .tokenizer_interface import Tokenizer, TokenizingError, has_no_eod
 
 BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
@@ -45,6 +46,8 @@ class HuggingFaceTokenizer(Tokenizer):
         except Exception as error:  # the library raises bare Exceptions
             raise OptionError(f"--tokenizer-model {file_path}: not a Hugging Face tokenizer: {error}") from None
         self._ids = _renumbering(self._library.get_vocab(with_added_tokens=True), vocabulary)
+        # Unigram models weigh the ways through a whole text, with sums that lose digits in a long one.
+        self._is_local = description["model"].get("type") != "Unigram"
         self._refuse_special_texts(description, vocabulary)
         self.vocab_size = max(vocabulary.values(), default=-1) + 1
         if eod_token is None and needs_eod:
@@ -57,6 +60,9 @@ class HuggingFaceTokenizer(Tokenizer):
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """As ``Tokenizer.encode_batch``."""
+        return encode_in_parts(texts, self._encode) if self._is_local else self._encode(texts)
+
+    def _encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         try:
             encodings = self._library.encode_batch_fast(list(texts), add_special_tokens=False)
         except Exception as error:  # the library raises bare Exceptions
