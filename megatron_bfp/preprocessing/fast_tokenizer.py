@@ -6,13 +6,15 @@ documents calls ``check`` on some of them as well.
 """
 
 import json
+import re
 from collections.abc import Sequence
+from itertools import compress
 from typing import Any
 
 import numpy as np
 
 from ..errors import BFPError
-from .huggingface_tokenizer import HuggingFaceTokenizer
+from .tokenizer_descriptions import NoDescription, described_otherwise, description
 from .tokenizer_interface import Tokenizer
 from .tokenizer_probes import probes
 
@@ -31,9 +33,11 @@ class FastTokenizer(Tokenizer):
     Args:
         reference: whose ids it gives.
         backend: gigatoken's tokenizer of the same vocabulary.
+        left_out: finds what the backend does not know; texts that contain it are encoded by the reference.
     """
 
-    def __init__(self, reference: Tokenizer, backend: Any) -> None:
+    def __init__(self, reference: Tokenizer, backend: Any, left_out: re.Pattern[str] | None = None) -> None:
+        self._left_out = left_out
         self._reference = reference
         self._backend = backend
         self.path, self.vocab_size, self.eod = reference.path, reference.vocab_size, reference.eod
@@ -45,6 +49,16 @@ class FastTokenizer(Tokenizer):
 
     def encode_joined(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """As ``Tokenizer.encode_joined``. What gigatoken cannot encode, the reference encodes or refuses."""
+        if self._left_out is None:
+            return self._encode_fast(texts)
+        is_left_out = np.array([self._left_out.search(text) is not None for text in texts], dtype=bool)
+        if not is_left_out.any():
+            return self._encode_fast(texts)
+        encoders = (self._encode_fast, self._reference.encode_joined)
+        shares = [encode(list(compress(texts, is_left_out == share))) for share, encode in enumerate(encoders)]
+        return _merged(is_left_out, shares)
+
+    def _encode_fast(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         try:
             return self._encode_joined(texts)
         except BaseException as error:
@@ -99,13 +113,14 @@ def load_fast_tokenizer(reference: Tokenizer) -> FastTokenizer:
     except ImportError:
         raise NoFastTokenizer("the gigatoken package is missing: pip install 'megatron-bfp[preprocess]'") from None
     try:
-        fast = FastTokenizer(reference, gigatoken_rs.load_hf_json(_description(reference)))
-    except NoFastTokenizer:
-        raise
+        backend = gigatoken_rs.load_hf_json(json.dumps(description(reference)))
+    except NoDescription as error:
+        raise NoFastTokenizer(str(error)) from None
     except BaseException as error:
         if not _is_from_library(error):
             raise
         raise NoFastTokenizer(f"gigatoken cannot load it: {_first_line(error)}") from None
+    fast = FastTokenizer(reference, backend, described_otherwise(reference))
     try:
         fast.check(list(probes(reference)))
     except DifferentIds as error:
@@ -113,11 +128,12 @@ def load_fast_tokenizer(reference: Tokenizer) -> FastTokenizer:
     return fast
 
 
-def _description(reference: Tokenizer) -> str:
-    """The ``tokenizer.json`` of what the reference does to a document."""
-    if isinstance(reference, HuggingFaceTokenizer):
-        return json.dumps(reference.document_description())
-    raise NoFastTokenizer(f"there is none for a {type(reference).__name__}")
+def _merged(places: np.ndarray, shares: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    """Texts of two shares in their order; ``places``, bool [texts], says which are of the second."""
+    documents = [np.split(tokens, np.cumsum(lengths)) for tokens, lengths in shares]
+    taken = [iter(share) for share in documents]
+    joined = [next(taken[int(place)]) for place in places]
+    return np.concatenate(joined), np.array([len(tokens) for tokens in joined], dtype=np.int64)
 
 
 def _is_from_library(error: BaseException) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import OptionError
+from .long_texts import encode_in_parts
 from .tokenizer_interface import Tokenizer, TokenizingError, has_no_eod
 
 BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
@@ -45,6 +46,8 @@ class HuggingFaceTokenizer(Tokenizer):
         except Exception as error:  # the library raises bare Exceptions
             raise OptionError(f"--tokenizer-model {file_path}: not a Hugging Face tokenizer: {error}") from None
         self._ids = _renumbering(self._library.get_vocab(with_added_tokens=True), vocabulary)
+        # Unigram models weigh the ways through a whole text, with sums that lose digits in a long one.
+        self._is_local = description["model"].get("type") != "Unigram"
         self._refuse_special_texts(description, vocabulary)
         self.vocab_size = max(vocabulary.values(), default=-1) + 1
         if eod_token is None and needs_eod:
@@ -57,6 +60,9 @@ class HuggingFaceTokenizer(Tokenizer):
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """As ``Tokenizer.encode_batch``."""
+        return encode_in_parts(texts, self._encode) if self._is_local else self._encode(texts)
+
+    def _encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         try:
             encodings = self._library.encode_batch_fast(list(texts), add_special_tokens=False)
         except Exception as error:  # the library raises bare Exceptions
@@ -98,7 +104,7 @@ class HuggingFaceTokenizer(Tokenizer):
         description = json.loads(self._content)
         library = Library.from_str(json.dumps(description))
         added = {number: token.content for number, token in library.get_added_tokens_decoder().items()}
-        return library, added, _byte_level_alphabet() if _is_byte_level(description) else {}
+        return library, added, byte_level_alphabet() if _is_byte_level(description) else {}
 
     def _refuse_special_texts(self, description: dict[str, Any], vocabulary: dict[str, int]) -> None:
         """Some models have their special tokens in the vocabulary itself, and would find them in a text."""
@@ -135,7 +141,7 @@ def _is_byte_level(description: dict[str, Any]) -> bool:
     return "ByteLevel" in [step.get("type") for step in [decoder, *decoder.get("decoders", [])]]
 
 
-def _byte_level_alphabet() -> dict[str, bytes]:
+def byte_level_alphabet() -> dict[str, bytes]:
     """GPT-2's character for each byte: visible ones stand for themselves, the rest are numbered from U+0100 on."""
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in visible]

@@ -12,12 +12,15 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from ..errors import OptionError
+from .long_texts import encode_in_parts
 from .tokenizer_interface import Tokenizer, TokenizingError, has_no_eod
 
 MARKER = re.compile(r"<[^\s>]*\w[^\s>]*>|\[[^\s\]]*\w[^\s\]]*\]")
 BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
 """Types of a piece in the model's file."""
+BYTE_PAIRS = 2
+"""A type of model."""
 
 
 class SentencePieceTokenizer(Tokenizer):
@@ -49,8 +52,10 @@ class SentencePieceTokenizer(Tokenizer):
         self._texts = [library.IdToPiece(number) for number in range(len(self._types))]
         self.vocab_size = len(self._types)
         self.eod = self._find_eod(library.eos_id(), eod_token, needs_eod)
+        # Unigram models weigh the ways through a whole text, with sums that lose digits in a long one.
+        self._is_local = _model_type(content) == BYTE_PAIRS
         self._library = SentencePieceProcessor()
-        self._library.LoadFromSerializedProto(_with_control_pieces(content, self._markers()))
+        self._library.LoadFromSerializedProto(self.document_model())
         if needs_eod and self._types[self.eod] not in (CONTROL, USER_DEFINED):
             raise self._eod_is_in_texts(self._texts[self.eod])
 
@@ -65,11 +70,27 @@ class SentencePieceTokenizer(Tokenizer):
 
     def _markers(self) -> set[int]:
         """The user-defined pieces that a text must not become."""
-        numbers = [number for number, kind in enumerate(self._types) if kind == USER_DEFINED]
+        numbers = self._places(USER_DEFINED)
         return {number for number in numbers if number == self.eod or MARKER.fullmatch(self._texts[number])}
+
+    def _places(self, wanted: int) -> list[int]:
+        """Ids of the pieces of a type."""
+        return [number for number, kind in enumerate(self._types) if kind == wanted]
+
+    def document_model(self) -> bytes:
+        """The serialised model for a document's text: markers are control pieces."""
+        return _with_control_pieces(self._content, self._markers())
+
+    def user_defined_texts(self) -> list[str]:
+        """User-defined pieces that are no markers, as the model writes them."""
+        markers = self._markers()
+        return [self._texts[place] for place in self._places(USER_DEFINED) if place not in markers]
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """As ``Tokenizer.encode_batch``."""
+        return encode_in_parts(texts, self._encode) if self._is_local else self._encode(texts)
+
+    def _encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         try:
             found = self._library.Encode(list(texts), out_type=int, num_threads=1)
         except Exception as error:
@@ -109,6 +130,15 @@ def _pieces(content: bytes) -> Iterator[_Piece]:
     for number, _, field_begin, span in _fields(content, 0, len(content)):
         if number == 1:
             yield _Piece(content, *span, field_begin)
+
+
+def _model_type(content: bytes) -> int:
+    """Of a serialised ``ModelProto``: field 3 of the message in its field 2."""
+    found = 1  # unigram, where the file says nothing
+    for number, _, _, span in _fields(content, 0, len(content)):
+        if number == 2:
+            found = next((value for field, value, _, _ in _fields(content, *span) if field == 3), found)
+    return found
 
 
 def _with_control_pieces(content: bytes, numbers: set[int]) -> bytes:

@@ -76,6 +76,10 @@ class TiktokenOptions:
 class TikTokenizer(Tokenizer):
     """A tiktoken vocabulary.
 
+    Attributes:
+        pattern: the regular expression that splits a text into words.
+        ranks: id of each token but the special ones; pairs that make the lowest are merged first.
+
     Args:
         path: of the file, of either form.
         eod_token: text of the special token that ends a document. Without it, ``</s>`` in Megatron's form, else
@@ -111,14 +115,15 @@ class TikTokenizer(Tokenizer):
                 f"--tokenizer-model {path}: does not say how texts are split; give --tiktoken-pattern, one of "
                 f"{', '.join(PATTERNS)} or a regular expression"
             )
-        self._pattern = PATTERNS.get(pattern, pattern)
+        self.pattern = PATTERNS.get(pattern, pattern)
         self._ids = special_tokens
+        self.ranks = ranks
         self._texts = {number: token for token, number in ranks.items()}
         self._texts |= {number: token.encode() for token, number in special_tokens.items()}
         self.vocab_size = max(self._texts) + 1
         try:
             # Without special tokens the library cannot find any in a text.
-            self._library = tiktoken.Encoding(path, pat_str=self._pattern, mergeable_ranks=ranks, special_tokens={})
+            self._library = tiktoken.Encoding(path, pat_str=self.pattern, mergeable_ranks=ranks, special_tokens={})
         except Exception as error:  # of the library's regular expressions
             raise OptionError(f"--tiktoken-pattern {pattern}: {error}") from None
         self.eod = self._find_eod(eod_token, needs_eod, MEGATRON_EOD if is_json else "<|endoftext|>")
@@ -150,7 +155,7 @@ class TikTokenizer(Tokenizer):
         import regex
 
         try:
-            pieces = (match.group().encode() for match in regex.finditer(self._pattern, text))
+            pieces = (match.group().encode() for match in regex.finditer(self.pattern, text))
             ids = [number for piece in pieces for number in self._library._encode_single_piece(piece)]
         except (ValueError, regex.error) as error:
             raise TokenizingError(str(error)) from None

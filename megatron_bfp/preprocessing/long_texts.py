@@ -1,0 +1,77 @@
+"""Long texts encoded part by part, for libraries that need many times a text's size to encode it at once.
+
+The ids are those of the whole text. A text is cut only where a tokenizer is likely to have a boundary anyway, and only
+if the characters around the cut have the same ids in one piece as in two. A text without such a place, as a long run of
+one letter, stays whole: that costs memory, not exactness.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+
+import numpy as np
+
+LONG = 1 << 20
+"""Characters from which a text is cut."""
+PART = 1 << 18
+"""Characters of a part, at least."""
+WINDOW = 256
+"""Characters on either side of a cut that are compared."""
+TRIES = 16
+"""Places that are compared before a part is made longer."""
+
+_CANDIDATE = re.compile(
+    r"(?<=[A-Za-z]) (?=[A-Za-z])"  # between two words
+    r"|(?<=[^\s]\n)(?=[^\s])"  # after a line
+    r"|(?<=\w)(?=[\u3001\u3002\uff0c\uff01\uff1f])"  # where a Chinese or Japanese clause ends
+)
+
+Encode = Callable[[Sequence[str]], list[np.ndarray]]
+
+
+def encode_in_parts(texts: Sequence[str], encode: Encode) -> list[np.ndarray]:
+    """What ``encode(texts)`` returns, int32 [length] for each text, with texts above ``LONG`` given to it in parts.
+
+    Raises:
+        As ``encode``.
+    """
+    short = [text for text in texts if len(text) <= LONG]
+    documents = iter(encode(short))
+    if len(short) == len(texts):
+        return list(documents)
+    return [next(documents) if len(text) <= LONG else _encode_long(text, encode) for text in texts]
+
+
+def _encode_long(text: str, encode: Encode) -> np.ndarray:
+    return np.concatenate([encode([part])[0] for part in _parts(text, encode)])
+
+
+def _parts(text: str, encode: Encode) -> Iterator[str]:
+    begin, place = 0, PART
+    while place < len(text):
+        cut = _find_cut(text, place, encode)
+        if cut is not None:
+            end, next_begin = cut
+            yield text[begin:end]
+            begin = place = next_begin
+        place += PART
+    yield text[begin:]
+
+
+def _find_cut(text: str, place: int, encode: Encode) -> tuple[int, int] | None:
+    """End of one part and begin of the next.
+
+    Some tokenizers put a space in front of a text. There the next part must do without its own, and begins behind it.
+    """
+    for match in islice(_CANDIDATE.finditer(text, place, place + PART), TRIES):
+        for begin in sorted({match.start(), match.end()}):
+            if _is_safe(text, match.start(), begin, encode):
+                return match.start(), begin
+    return None
+
+
+def _is_safe(text: str, end: int, begin: int, encode: Encode) -> bool:
+    """Whether the characters around a cut have the same ids in two pieces as in one."""
+    first, last = max(0, end - WINDOW), begin + WINDOW
+    whole, left, right = encode([text[first:last], text[first:end], text[begin:last]])
+    return np.array_equal(whole, np.concatenate([left, right]))
