@@ -12,7 +12,8 @@ Contenders, each as a process of its own on the same JSON Lines file:
 
 A rate is that of text, in megabytes (10**6 bytes) of UTF-8 without the JSON around it, and of tokens, after the
 startup: the shorter of two runs with one document, for imports and loading the tokenizer, is subtracted. Memory is
-anonymous memory (RssAnon), which leaves out mapped files; pages that a forked worker shares count for each.
+anonymous memory (RssAnon), which leaves out mapped files; pages that a forked worker shares count for each. An input
+too small to tell its time from the startup gives no rate.
 
 The tokenizer is copied without its post-processor, which in some puts a token before each text: Megatron's tools keep
 that, ours and gigatoken do not.
@@ -132,7 +133,7 @@ def first_documents(inputs: Sequence[str], path: str, text_bytes: float = float(
     """
     documents = copied = 0
     with open(path, "wb") as target:
-        for name, number, line in _lines(inputs):
+        for name, number, line in terminal_progress(_lines(inputs), None, "copying documents"):
             target.write(line if line.endswith(b"\n") else line + b"\n")
             documents, copied = documents + 1, copied + len(_text(name, number, line).encode())
             if copied >= text_bytes:
