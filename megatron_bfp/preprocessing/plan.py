@@ -43,7 +43,8 @@ class Shard:
 
     def __str__(self) -> str:
         first, *others = dict.fromkeys(Place(piece.path).name for piece in self.pieces)
-        return f"shard {self.number} ({first}{f' and {len(others)} more files' if others else ''})"
+        more = f" and {len(others)} more file{'s' if len(others) > 1 else ''}" if others else ""
+        return f"shard {self.number} ({first}{more})"
 
 
 def is_stream(path: str) -> bool:

@@ -347,7 +347,7 @@ def test_an_interrupted_run_says_so_and_keeps_finished_shards_only(tmp_path, tok
         shutil.rmtree(tmp_path / "out.shards", ignore_errors=True)
 
 
-def test_a_terminated_run_leaves_neither_files_nor_processes(tmp_path, tokenizer_file):
+def test_a_terminated_run_leaves_neither_files_nor_processes(tmp_path, tokenizer_file, no_fast_library):
     path = tmp_path / "in.jsonl"
     with open(path, "w") as file:
         for number in range(60_000):
@@ -355,7 +355,8 @@ def test_a_terminated_run_leaves_neither_files_nor_processes(tmp_path, tokenizer
     arguments = ["--input", path, "--output-prefix", tmp_path / "out", "--tokenizer-model", tokenizer_file]
     command_line = [sys.executable, ROOT / "tools" / "preprocess_bfp.py", *arguments, "--seq-length", "64"]
     for signal_number, status in ((signal.SIGTERM, 143), (signal.SIGKILL, -9)):
-        process = subprocess.Popen([*map(str, command_line), "--workers", "2"], start_new_session=True)
+        command_line = [*map(str, command_line), "--workers", "2"]
+        process = subprocess.Popen(command_line, start_new_session=True, env=no_fast_library)
         deadline = time.monotonic() + 60
         while not workers_of(process.pid) and time.monotonic() < deadline:
             time.sleep(0.1)
@@ -393,35 +394,40 @@ def test_the_module_and_the_tool_verify(run_here, tmp_path):
 
 @pytest.mark.slow
 def test_a_rerun_after_a_kill_at_any_moment_gives_the_same_bytes(tmp_path, tokenizer_file):
+    """Thirty kills, each of a run that goes on where the one before was killed, until it is done and begun anew."""
     path = tmp_path / "in.jsonl"
     with open(path, "w") as file:
-        for number in range(20_000):
+        for number in range(100_000):
             file.write(json.dumps({"text": f"document {number} " * (1 + number % 60)}) + "\n")
     common = ["--input", path, "--tokenizer-model", tokenizer_file, "--eod-token", EOD, "--append-eod"]
-    common += ["--seq-length", "128", "--split", "8,1,1", "--workers", "2", "--overwrite", "--output-prefix"]
+    common += ["--seq-length", "128", "--split", "8,1,1", "--workers", "2", "--output-prefix"]
     (tmp_path / "whole").mkdir()
     start = time.monotonic()
     assert tool(*common, tmp_path / "whole" / "out").returncode == 0
     seconds = time.monotonic() - start
     reference = contents(tmp_path / "whole")
     rng = random.Random(3)
-    killed = 0
+    killed, whole_runs = [], 0
     folder = tmp_path / "killed"
     folder.mkdir()
-    for _ in range(25):
-        command_line = [
-            sys.executable,
-            str(ROOT / "tools" / "preprocess_bfp.py"),
-            *map(str, common),
-            str(folder / "out"),
-        ]
-        process = subprocess.Popen(command_line, start_new_session=True, stdout=subprocess.DEVNULL)
+    while len(killed) < 30 and whole_runs < 30:
+        command_line = [sys.executable, ROOT / "tools" / "preprocess_bfp.py", *common, folder / "out"]
+        process = subprocess.Popen([*map(str, command_line)], start_new_session=True, stdout=subprocess.DEVNULL)
         time.sleep(rng.random() * seconds)
         os.killpg(process.pid, signal.SIGKILL)
-        killed += process.wait() == -signal.SIGKILL
+        if process.wait() == -signal.SIGKILL:
+            killed.append({name.split("/")[0] for name in files(folder)})
         if os.path.exists(folder / "out_text_document.idx"):
             IndexedDataset(str(folder / "out_text_document"))  # whatever can be opened is whole
-    assert killed > 15
+        if rng.random() < 0.15 or process.returncode == 0:
+            done = tool(*common, folder / "out")
+            assert done.returncode == 0, done.stderr
+            assert contents(folder) == reference
+            whole_runs += 1
+            shutil.rmtree(folder)
+            folder.mkdir()
+    assert len(killed) == 30 and whole_runs > 1
+    assert sum("out.shards" in names for names in killed) > 5  # some in the middle
     assert tool(*common, folder / "out").returncode == 0
     assert contents(folder) == reference
 

@@ -1,0 +1,139 @@
+"""Input files to shards: every document once, in order, whatever the sizes."""
+
+import io
+import os
+import random
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from megatron_bfp.errors import InputError
+from megatron_bfp.preprocessing import plan
+from megatron_bfp.preprocessing.inputs import Piece, count_lines, read_batches
+from megatron_bfp.preprocessing.jsonl import count_line_starts, line_chunks
+from megatron_bfp.preprocessing.plan import Shard, part_of, plan_shards, shard_bytes
+
+
+@given(st.binary(max_size=60).map(lambda content: content.replace(b"\x01", b"\n")), st.data())
+def test_ranges_of_bytes_cover_every_line_once(content, data):
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(content)), max_size=6)))
+    ends = [0, *cuts, len(content)]
+    found, starts = b"", 0
+    for begin, end in zip(ends, ends[1:]):
+        if begin == end:
+            continue
+        first, chunks = line_chunks(io.BytesIO(content), begin, end)
+        chunks = b"".join(chunks)
+        if chunks:
+            assert first == len(found)
+        found += chunks
+        starts += count_line_starts(io.BytesIO(content), begin, end)
+    assert found == content
+    assert starts == len(content.split(b"\n")) - (content[-1:] in (b"\n", b""))
+
+
+def texts_of(shards):
+    batches = (batch for shard in shards for piece in shard.pieces for batch, _ in read_batches(piece, ["text"]))
+    return [record.texts[0] for batch in batches for record in batch.records(["text"])]
+
+
+@pytest.fixture
+def inputs(tmp_path):
+    """Files of several kinds and sizes, and their 400 documents."""
+    import gzip
+
+    import pyarrow
+    from pyarrow import parquet
+
+    rng = random.Random(5)
+    texts = [f"{number} " + "x" * rng.choice([0, 10, 500, 4000]) for number in range(400)]
+    lines = [f'{{"text": "{text}"}}\n'.encode() for text in texts]
+    paths = [str(tmp_path / name) for name in ("large.jsonl", "small.jsonl", "c.jsonl.gz", "d.parquet", "e.jsonl")]
+    (tmp_path / "large.jsonl").write_bytes(b"".join(lines[:200]))
+    (tmp_path / "small.jsonl").write_bytes(b"".join(lines[200:201]))
+    (tmp_path / "c.jsonl.gz").write_bytes(gzip.compress(b"".join(lines[201:250])))
+    parquet.write_table(pyarrow.table({"text": texts[250:350]}), tmp_path / "d.parquet", row_group_size=9)
+    (tmp_path / "e.jsonl").write_bytes(b"".join(lines[350:]).rstrip(b"\n"))
+    return paths, texts
+
+
+@pytest.mark.parametrize("size", [100, 3000, 20_000, 1 << 30])
+def test_shards_hold_all_documents_in_order(inputs, tmp_path, size):
+    paths, texts = inputs
+    shards = list(plan_shards(paths, size, str(tmp_path)))
+    assert texts_of(shards) == texts
+    assert [shard.number for shard in shards] == list(range(len(shards)))
+    whole = max(os.path.getsize(path) for path in paths if path.endswith("gz"))
+    largest = max(os.path.getsize(path) // 11 for path in paths if path.endswith("parquet"))  # of a row group
+    assert all(shard.num_bytes <= max(size, whole, 2 * largest) for shard in shards)
+    assert sum(shard.num_bytes for shard in shards) == pytest.approx(sum(map(os.path.getsize, paths)), abs=40)
+    assert (len(shards) == 1) == (size == 1 << 30)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7, 500])
+def test_parts_follow_one_another(inputs, tmp_path, count):
+    paths, texts = inputs
+    shards = list(plan_shards(paths, 3000, str(tmp_path)))
+    parts = [part_of(shards, index, count) for index in range(count)]
+    assert [shard for part in parts for shard in part] == shards
+    if count <= 3:
+        sizes = [sum(shard.num_bytes for shard in part) for part in parts]
+        assert max(sizes) - min(sizes) <= 2 * max(shard.num_bytes for shard in shards)
+
+
+def test_lines_of_pieces_are_counted(inputs, tmp_path):
+    paths, _ = inputs
+    pieces = [piece for shard in plan_shards(paths[:1], 700, str(tmp_path)) for piece in shard.pieces]
+    counts = [count_lines(piece) for piece in pieces]
+    assert sum(counts) == 200 and 0 in counts  # a line longer than a piece leaves some without one
+    assert counts == [sum(batch.num_lines for batch, _ in read_batches(piece, ["text"])) for piece in pieces]
+
+
+def test_a_line_longer_than_many_pieces_is_not_read_for_each(tmp_path):
+    class Counting(io.BytesIO):
+        num_read = 0
+
+        def readline(self, size=-1):
+            line = super().readline(size)
+            self.num_read += len(line)
+            return line
+
+    megabyte = 1 << 20
+    file = Counting(b"x" * 32 * megabyte + b"\n")
+    for begin in range(4 * megabyte, 32 * megabyte, 4 * megabyte):
+        assert [*line_chunks(file, begin, begin + 4 * megabyte)[1]] == []
+    assert file.num_read <= 7 * 5 * megabyte + 1
+
+
+def test_a_stream_is_cut_into_segments(tmp_path, monkeypatch):
+    monkeypatch.setattr(plan, "SEGMENT_BYTES", 1 << 20)
+    path = str(tmp_path / "pipe")
+    os.mkfifo(path)
+    lines = [f'{{"text": "{number} {"x" * 1000}"}}\n'.encode() for number in range(6000)]
+    writer = threading.Thread(target=lambda: open(path, "wb").write(b"".join(lines)))
+    writer.start()
+    shards = list(plan_shards([path], 1 << 20, str(tmp_path)))
+    writer.join()
+    assert len(shards) > 2 and all(piece.segment for shard in shards for piece in shard.pieces)
+    assert texts_of(shards) == [line[10:-3].decode() for line in lines]
+    bytes_at = [piece.begin for shard in shards for piece in shard.pieces]
+    assert bytes_at == [sum(shard.num_bytes for shard in shards[:number]) for number in range(len(shards))]
+    assert sum(count_lines(shard.pieces[0]) for shard in shards) == len(lines)
+
+
+def test_a_file_that_is_none_is_refused_before_it_is_cut(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text("[" + '{"text": "a"},\n' * 1000 + '{"text": "a"}]')
+    with pytest.raises(InputError, match="is a JSON array"):
+        list(plan_shards([str(path)], 100, str(tmp_path)))
+
+
+def test_the_size_of_shards():
+    assert [shard_bytes(total) for total in (0, 1 << 30, 1 << 34, 1 << 50)] == [8 << 20, 8 << 20, 64 << 20, 256 << 20]
+
+
+def test_a_shard_is_named_by_its_files():
+    shard = Shard(7, (Piece("a.jsonl", 1), Piece("b.jsonl", 1), Piece("b.jsonl", 1)))
+    assert str(shard) == "shard 7 (a.jsonl and 1 more file)"

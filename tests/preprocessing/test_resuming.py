@@ -1,0 +1,336 @@
+"""Runs that stop and go on: what is kept, what is refused, parts for several jobs, Ray, a disk that is full."""
+
+import json
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from conftest import DATA, ROOT
+
+pytest.importorskip("tokenizers")
+
+from megatron_bfp.indexed_dataset import IndexedDataset  # noqa: E402
+from megatron_bfp.preprocessing import command, options, plan  # noqa: E402
+from preprocessing.conftest import EOD  # noqa: E402
+
+NUM_DOCUMENTS = 3000
+
+
+@pytest.fixture
+def corpus(tmp_path, monkeypatch):
+    """A file of about 400 KB, cut into shards of 20 KB."""
+    monkeypatch.setattr(plan, "SMALLEST_SHARD", 20_000)
+    path = tmp_path / "in.jsonl"
+    with open(path, "w") as file:
+        for number in range(NUM_DOCUMENTS):
+            file.write(json.dumps({"text": f"document {number} " * (1 + number % 12)}) + "\n")
+    return path
+
+
+@pytest.fixture
+def run(tmp_path, tokenizer_file, capsys, monkeypatch):
+    """Run the command in this process, as its console script does."""
+
+    def run(*arguments, output="out", seq_length=("--seq-length", 64)):
+        arguments += ("--output-prefix", tmp_path / output, "--tokenizer-model", tokenizer_file)
+        arguments += ("--eod-token", EOD, "--append-eod", *seq_length)
+        monkeypatch.setattr(sys, "argv", ["preprocess_bfp", *map(str, arguments)])
+        try:
+            status = command.console()
+        except SystemExit as exit:
+            status = exit.code
+        return status, capsys.readouterr().err
+
+    return run
+
+
+def dataset_bytes(tmp_path, output="out"):
+    return [(tmp_path / f"{output}_text_document.{kind}").read_bytes() for kind in ("bin", "idx")]
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.fixture
+def stopped(run, corpus, tmp_path, monkeypatch):
+    """A run that was stopped after five shards."""
+    from megatron_bfp.preprocessing import dataset, shards
+
+    def write(shard, report, work):
+        if shard.number == 5:
+            raise KeyboardInterrupt
+        return shards.write_shard(shard, report, work)
+
+    monkeypatch.setattr(dataset, "write_shard", write)
+    status, err = run("--input", corpus)
+    assert status == 130 and "keeps 5 finished shards; the same command goes on from there" in err
+    monkeypatch.setattr(dataset, "write_shard", shards.write_shard)
+    return tmp_path / "out.shards"
+
+
+def test_finished_shards_are_not_done_again(stopped, run, corpus, tmp_path, monkeypatch):
+    assert run("--input", corpus, output="whole")[0] == 0
+    before = {name: os.stat(stopped / name / "record").st_mtime_ns for name in names(stopped) if name.startswith("0")}
+    assert len(before) == 5
+    assert run("--input", corpus)[0] == 0
+    assert dataset_bytes(tmp_path) == dataset_bytes(tmp_path, "whole")
+    assert not stopped.exists()
+    summary = json.loads((tmp_path / "out.summary.json").read_text())
+    assert summary["shards"] - summary["this_call"]["shards"] == 5
+
+
+def test_the_same_command_once_more_changes_nothing(run, corpus, tmp_path):
+    assert run("--input", corpus)[0] == 0
+    before = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    assert run("--input", corpus)[0] == 0
+    assert {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
+    assert run("--input", corpus, seq_length=("--seq-length", 32))[0] == 0  # another index of the same dataset
+    assert names(tmp_path / "out_text_document.bfp") == [f"s32-d0-{NUM_DOCUMENTS}", f"s64-d0-{NUM_DOCUMENTS}"]
+
+
+CHANGES = {
+    "input": "its input .*in.jsonl has changed since",
+    "touched": "its input .*in.jsonl has changed since",
+    "more": "its inputs were others",
+    "eod": "it differs in append_eod",
+    "keys": "it differs in json_keys",
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_another_run_is_refused_and_overwrite_begins_anew(stopped, run, corpus, tmp_path, change, monkeypatch):
+    given, others = [corpus], []
+    if change == "input":
+        corpus.write_text(corpus.read_text().replace("document 2999", "document 3333"))
+    elif change == "touched":
+        os.utime(corpus)
+    elif change == "more":
+        given.append(DATA / "nasty" / "00_good.jsonl")
+    elif change == "keys":
+        others = ["--json-keys", "text", "text.a"]
+    before = names(stopped)
+    if change == "eod":
+        monkeypatch.setattr(command, "parse", without_eod)
+    status, err = run("--input", *given, *others)
+    assert status == 2
+    assert re.search(CHANGES[change], err) and "--overwrite" in err and names(stopped) == before
+    if change not in ("keys", "eod"):
+        assert run("--input", *given, "--overwrite")[0] == 0
+        assert run("--input", *given, output="whole")[0] == 0
+        assert dataset_bytes(tmp_path) == dataset_bytes(tmp_path, "whole")
+
+
+def without_eod(argv):
+    found = options.parse(argv)
+    found.append_eod = False
+    return found
+
+
+def test_leaving_out_bad_documents_goes_on_too(run, corpus, tmp_path):
+    lines = corpus.read_text().splitlines(True)
+    lines[2500] = "bad\n"
+    corpus.write_text("".join(lines))
+    status, err = run("--input", corpus)
+    assert status == 2 and "in.jsonl:2501 (byte " in err and "finished shards" in err
+    assert run("--input", corpus, "--skip-bad-documents")[0] == 0
+    summary = json.loads((tmp_path / "out.summary.json").read_text())
+    assert summary["shards"] - summary["this_call"]["shards"] > 5 and summary["bad_documents"] == 1
+    (bad,) = [json.loads(line) for line in open(tmp_path / "out.bad.jsonl")]
+    assert bad["line"] == 2501
+
+
+def test_bad_documents_of_finished_shards_are_still_errors(run, corpus, tmp_path, monkeypatch):
+    from megatron_bfp.preprocessing import dataset
+
+    lines = corpus.read_text().splitlines(True)
+    lines[1500] = "bad\n"
+    corpus.write_text("".join(lines))
+    monkeypatch.setattr(dataset, "merge", interrupted)
+    assert run("--input", corpus, "--skip-bad-documents")[0] == 130
+    status, err = run("--input", corpus)
+    assert status == 2 and "in.jsonl:1501 (byte " in err
+
+
+def interrupted(*_):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("step", ["merge", "verify_documents", "write_summary"])
+def test_a_run_that_stops_at_the_end_goes_on(run, corpus, tmp_path, monkeypatch, step):
+    from megatron_bfp.preprocessing import dataset
+
+    assert run("--input", corpus, output="whole")[0] == 0
+    original = getattr(dataset, step)
+    monkeypatch.setattr(dataset, step, interrupted)
+    assert run("--input", corpus)[0] == 130
+    monkeypatch.setattr(dataset, step, original)
+    monkeypatch.setattr(dataset, "write_shard", interrupted)  # all are done
+    assert run("--input", corpus)[0] == 0
+    assert dataset_bytes(tmp_path) == dataset_bytes(tmp_path, "whole")
+
+
+def test_two_processes_do_not_write_the_same(run, corpus, tmp_path):
+    from megatron_bfp.preprocessing.run_folder import RunFolder
+
+    with RunFolder(str(tmp_path / "out.shards"), {}, False):
+        status, err = run("--input", corpus)
+    assert status == 2 and "another process is writing these datasets" in err
+
+
+def test_a_folder_of_something_else_is_left_alone(run, corpus, tmp_path):
+    (tmp_path / "out.shards").mkdir()
+    (tmp_path / "out.shards" / "thesis.tex").write_text("years of work")
+    for options in ((), ("--overwrite",)):
+        status, err = run("--input", corpus, *options)
+        assert status == 2 and "it holds thesis.tex" in err
+    assert (tmp_path / "out.shards" / "thesis.tex").exists()
+
+
+def test_what_is_written_beside_datasets_is_no_input(run, corpus, tmp_path):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    corpus.rename(folder / "in.jsonl")
+    assert run("--input", folder, output="data/out")[0] == 0
+    assert run("--input", folder, output="data/out")[0] == 0
+    before = dataset_bytes(tmp_path, "data/out")
+    assert run("--input", folder, "--overwrite", output="data/out")[0] == 0
+    assert dataset_bytes(tmp_path, "data/out") == before
+
+
+@pytest.mark.parametrize("count", [1, 3, 40])
+def test_parts_of_several_jobs_merge_to_the_whole(run, corpus, tmp_path, count):
+    lines = corpus.read_text().splitlines(True)
+    lines[2000] = "bad\n"
+    corpus.write_text("".join(lines))
+    skip = ("--skip-bad-documents",)
+    assert run("--input", corpus, *skip, output="whole")[0] == 0
+    for index in range(count):
+        part = ("--shard-index", index, "--shard-count", count)
+        status, err = run("--input", corpus, *part, *skip, seq_length=())
+        assert status == 0, err
+    parts = sorted(tmp_path.glob("out-*_text_document.idx"))
+    assert len(parts) == count
+    (bad,) = [json.loads(line) for path in tmp_path.glob("out-*.bad.jsonl") for line in open(path)]
+    assert bad["line"] == 2001
+    merged = ["--merge", *map(str, parts), "--output-prefix", str(tmp_path / "out_text_document"), "--seq-length", "64"]
+    command.main(merged)
+    assert dataset_bytes(tmp_path) == dataset_bytes(tmp_path, "whole")
+    assert (tmp_path / "out_text_document.bfp").is_dir()
+    with pytest.raises(Exception, match="exists"):
+        command.main(merged)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--shard-index", 0], "needed together"),
+        (["--shard-index", 3, "--shard-count", 3], "is not from 0 to 2"),
+        (["--shard-index", -1, "--shard-count", 3], "is not from 0 to 2"),
+        (["--shard-index", 0, "--shard-count", 0], "--shard-count"),
+        (["--shard-index", 0, "--shard-count", 2, "--seq-length", 64], "give it to --merge"),
+        (["--shard-index", 0, "--shard-count", 2, "--input", "-"], "can be read once"),
+        ([], "--seq-length is needed"),
+        (["--executor", "slurm"], "--executor"),
+    ],
+)
+def test_options_that_do_not_go_together(run, corpus, options, reason):
+    status, err = run("--input", corpus, *options, seq_length=())
+    assert status == 2 and reason in err and len(err.splitlines()) == 1
+
+
+def test_a_worker_that_is_killed_is_replaced(corpus, tmp_path, tokenizer_file, no_fast_library):
+    """``kill -9`` of one worker: it is named, its shard is done again, and the bytes are the same."""
+    corpus.write_text(corpus.read_text() * 60)
+    common = ["--input", corpus, "--tokenizer-model", tokenizer_file, "--eod-token", EOD, "--append-eod"]
+    tool = [sys.executable, ROOT / "tools" / "preprocess_bfp.py", *common, "--seq-length", "64", "--output-prefix"]
+    assert subprocess.run([*map(str, [*tool, tmp_path / "whole"])], stdout=subprocess.DEVNULL).returncode == 0
+    process = subprocess.Popen(
+        [*map(str, [*tool, tmp_path / "out", "--workers", "2"])],
+        env=no_fast_library,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.glob("out.shards/*.part")) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    (part, *_) = tmp_path.glob("out.shards/*.part")
+    worker = int(part.name.split("-")[-1].removesuffix(".part"))
+    os.kill(worker, signal.SIGKILL)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert f"worker process {worker} was killed by SIGKILL at shard " in err and "trying again" in err
+    assert dataset_bytes(tmp_path) == dataset_bytes(tmp_path, "whole")
+
+
+def limit_file_size():
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_full_disk_is_one_line_and_the_run_goes_on_when_there_is_space(tmp_path, tokenizer_file, workers):
+    """A small tmpfs where it can be mounted, else a limit on the size of files."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    path = tmp_path / "in.jsonl"
+    with open(path, "w") as file:
+        for number in range(200_000):
+            file.write(json.dumps({"text": f"document {number} " * 9}) + "\n")
+    mount = ["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", str(disk)]
+    mounted = subprocess.run(mount, capture_output=True).returncode == 0
+    try:
+        common = ["--input", path, "--tokenizer-model", tokenizer_file, "--seq-length", "64", "--workers", workers]
+        tool = [sys.executable, ROOT / "tools" / "preprocess_bfp.py", *common, "--output-prefix"]
+        options = {"capture_output": True, "text": True, "timeout": 120}
+        limit = None if mounted else limit_file_size
+        full = subprocess.run([*map(str, [*tool, disk / "out"])], preexec_fn=limit, **options)
+        assert full.returncode == 2 and "Traceback" not in full.stderr
+        lines = [line for line in full.stderr.splitlines() if not line.startswith("tokenizing:")]
+        assert "cannot be written: " in lines[-1] and len(lines) <= 2
+        reason = "No space left on device" if mounted else "File too large"
+        assert reason in lines[-1]
+        assert not list(disk.glob("*.bin")) and not list(disk.glob("*.idx"))
+        if mounted:
+            assert subprocess.run(["mount", "-o", "remount,size=200m", str(disk)]).returncode == 0
+        done = subprocess.run([*map(str, [*tool, disk / "out"])], **options)
+        assert done.returncode == 0, done.stderr
+        assert IndexedDataset(str(disk / "out_text_document")).num_documents == 200_000
+    finally:
+        if mounted:
+            subprocess.run(["umount", "-l", str(disk)])
+
+
+def test_ray_gives_the_same_bytes(corpus, tmp_path, tokenizer_file, monkeypatch):
+    pytest.importorskip("ray")
+    corpus.write_text(corpus.read_text() * 40)
+    common = ["--input", corpus, "--tokenizer-model", tokenizer_file, "--eod-token", EOD, "--append-eod"]
+    tool = [sys.executable, ROOT / "tools" / "preprocess_bfp.py", *common, "--seq-length", "64", "--output-prefix"]
+    ray = ["--executor", "ray", "--ray-address", "local", "--workers", "2"]
+    outputs = {"here": [], "ray": ray}
+    for name, options in outputs.items():
+        done = subprocess.run(
+            [*map(str, [*tool, tmp_path / name, *options])], capture_output=True, text=True, timeout=300
+        )
+        assert done.returncode == 0, done.stderr
+    assert dataset_bytes(tmp_path, "here") == dataset_bytes(tmp_path, "ray")
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"text": "a"}\nbad\n')
+    arguments = [*map(str, [*tool, tmp_path / "bad", *ray])]
+    arguments[arguments.index(str(corpus))] = str(bad)
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 2 and "bad.jsonl:2 (byte 14): not JSON" in done.stderr.splitlines()[-1]
+    none = subprocess.run(
+        [*map(str, [*tool, tmp_path / "none", "--executor", "ray"])],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"},
+    )
+    assert none.returncode == 2 and "--ray-address" in none.stderr and "Traceback" not in none.stderr
