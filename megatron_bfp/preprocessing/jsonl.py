@@ -10,13 +10,14 @@ import difflib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, BinaryIO
 
 from ..errors import InputError, OptionError
 from .compression import CHUNK_BYTES, compression_of
 from .documents import MAX_DOCUMENT_BYTES, BadDocument, Place, Record, checked_text
 
-BATCH_BYTES = 1 << 20
+BATCH_BYTES = 1 << 21
 BOM = b"\xef\xbb\xbf"
 REFUSED_STARTS = {
     b"\x00\x00\xfe\xff": "is UTF-32; convert it to UTF-8",
@@ -48,7 +49,7 @@ class LineBatch:
         """As ``Batch.num_bytes``."""
         return len(self.content)
 
-    @property
+    @cached_property
     def num_lines(self) -> int:
         """As ``Batch.num_lines``."""
         return self.content.count(b"\n") + (not self.content.endswith(b"\n"))
@@ -92,9 +93,9 @@ def line_batches(chunks: Iterable[bytes], path: str, first_byte: int = 0) -> Ite
             check_start(chunk, path)
         cut = chunk.rfind(b"\n") + 1
         if cut:
-            content = b"".join([*unfinished, chunk[:cut]])
-            yield LineBatch(path, line, byte, content)
-            line, byte = line + content.count(b"\n"), byte + len(content)
+            batch = LineBatch(path, line, byte, b"".join([*unfinished, chunk[:cut]]))
+            yield batch
+            line, byte = line + batch.num_lines, byte + batch.num_bytes
             unfinished, size = [], 0
         unfinished.append(chunk[cut:])
         size += len(chunk) - cut

@@ -13,7 +13,7 @@ from .documents import BadDocument, Place, Record
 from .jsonl import missing_key
 
 MAGIC = b"PAR1"
-BATCH_BYTES = 1 << 20
+BATCH_BYTES = 1 << 21
 MAX_ROWS = 1024
 READ_BYTES = 1 << 20
 

@@ -27,7 +27,7 @@ from .tokenizers import TokenizerOptions
 
 RECORD = "record"
 COMPARED_CHARACTERS = 4096
-"""Of one document in each batch, tokenized by the reference too: about 0.4 % of the text."""
+"""Of one document in each batch, tokenized by the reference too: about 0.2 % of the text."""
 
 Report = Callable[[Amount], None]
 

@@ -186,8 +186,8 @@ def test_two_processes_do_not_write_the_same(run, corpus, tmp_path):
 def test_a_folder_of_something_else_is_left_alone(run, corpus, tmp_path):
     (tmp_path / "out.shards").mkdir()
     (tmp_path / "out.shards" / "thesis.tex").write_text("years of work")
-    for options in ((), ("--overwrite",)):
-        status, err = run("--input", corpus, *options)
+    for overwrite in ((), ("--overwrite",)):
+        status, err = run("--input", corpus, *overwrite)
         assert status == 2 and "it holds thesis.tex" in err
     assert (tmp_path / "out.shards" / "thesis.tex").exists()
 
@@ -314,9 +314,9 @@ def test_ray_gives_the_same_bytes(corpus, tmp_path, tokenizer_file, monkeypatch)
     tool = [sys.executable, ROOT / "tools" / "preprocess_bfp.py", *common, "--seq-length", "64", "--output-prefix"]
     ray = ["--executor", "ray", "--ray-address", "local", "--workers", "2"]
     outputs = {"here": [], "ray": ray}
-    for name, options in outputs.items():
+    for name, extra in outputs.items():
         done = subprocess.run(
-            [*map(str, [*tool, tmp_path / name, *options])], capture_output=True, text=True, timeout=300
+            [*map(str, [*tool, tmp_path / name, *extra])], capture_output=True, text=True, timeout=300
         )
         assert done.returncode == 0, done.stderr
     assert dataset_bytes(tmp_path, "here") == dataset_bytes(tmp_path, "ray")
