@@ -11,11 +11,12 @@ version = re.search(r'__version__ = "(.+?)"', (here / "megatron_bfp" / "__init__
 TOKENIZERS = "tokenizers>=0.23,<0.24"
 SENTENCEPIECE = "sentencepiece>=0.2.1,<0.3"
 TIKTOKEN = "tiktoken>=0.14,<0.15"
+GIGATOKEN = "gigatoken>=0.10,<0.11"
 ORJSON = "orjson>=3.10.18,<4"
 ZSTD = 'backports.zstd>=1,<2; python_version < "3.14"'
 PYARROW = "pyarrow>=21,<27"
 TQDM = "tqdm>=4.66,<5"
-PREPROCESS = [TOKENIZERS, SENTENCEPIECE, TIKTOKEN, ORJSON, ZSTD, PYARROW, TQDM]
+PREPROCESS = [TOKENIZERS, SENTENCEPIECE, TIKTOKEN, GIGATOKEN, ORJSON, ZSTD, PYARROW, TQDM]
 MATPLOTLIB = "matplotlib>=3.10,<3.12"
 TENSORBOARD = "tensorboard>=2.20,<3"
 

@@ -7,16 +7,21 @@ documents calls ``check`` on some of them as well.
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import compress
+from mmap import PAGESIZE
 from typing import Any
 
 import numpy as np
 
 from ..errors import BFPError
 from .tokenizer_descriptions import NoDescription, described_otherwise, description
-from .tokenizer_interface import Tokenizer
+from .tokenizer_interface import Tokenizer, TokenizingError
 from .tokenizer_probes import probes
+
+FEWEST_CHARACTERS, MOST_CHARACTERS = 1 << 26, 1 << 31
+MOST_GROWTH = 512 << 20
+"""Gigatoken's tokenizer is replaced after so many characters, or sooner if the process has grown by so many bytes."""
 
 
 class NoFastTokenizer(Exception):
@@ -32,14 +37,15 @@ class FastTokenizer(Tokenizer):
 
     Args:
         reference: whose ids it gives.
-        backend: gigatoken's tokenizer of the same vocabulary.
+        load: gigatoken's tokenizer of the same vocabulary, a new one at each call.
         left_out: finds what the backend does not know; texts that contain it are encoded by the reference.
     """
 
-    def __init__(self, reference: Tokenizer, backend: Any, left_out: re.Pattern[str] | None = None) -> None:
+    def __init__(self, reference: Tokenizer, load: Callable[[], Any], left_out: re.Pattern[str] | None = None) -> None:
         self._left_out = left_out
         self._reference = reference
-        self._backend = backend
+        self._load = load
+        self._renew()
         self.path, self.vocab_size, self.eod = reference.path, reference.vocab_size, reference.eod
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
@@ -60,18 +66,39 @@ class FastTokenizer(Tokenizer):
 
     def _encode_fast(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         try:
-            return self._encode_joined(texts)
+            return self.encode_without_reference(texts)
         except BaseException as error:
             if not _is_from_library(error):
                 raise
         return self._reference.encode_joined(texts)
 
-    def _encode_joined(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    def encode_without_reference(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """As ``encode_joined``, by gigatoken alone: it fails where that fails, and differs where ``left_out`` is found.
+
+        Raises:
+            Whatever gigatoken raises. A panic of its Rust code is not derived from Exception.
+        """
+        if self._remembers_too_much():
+            self._renew()
+        self._encoded += sum(map(len, texts))
         # On this thread alone: the processes that call this are as many as the cores already.
         layout = self._backend.encode_batch(list(texts), parallel=False).layout
         begins = np.asarray(layout.offsets.data)
+        if len(begins) != len(texts) + 1:
+            raise ValueError(f"gigatoken gave ids for {len(begins) - 1} of {len(texts)} texts")
         tokens = np.asarray(layout.content.data)[begins[0] : begins[-1]].astype(np.int32)
         return tokens, np.diff(begins).astype(np.int64)
+
+    def _renew(self) -> None:
+        """A backend without words. Each remembers all it has met, 80 bytes for a word, for as long as it lives."""
+        self._backend = None  # to be freed before there is another
+        self._backend = self._load()
+        self._encoded, self._resident = 0, _resident_bytes()
+
+    def _remembers_too_much(self) -> bool:
+        if self._encoded < FEWEST_CHARACTERS:
+            return False
+        return self._encoded > MOST_CHARACTERS or _resident_bytes() - self._resident > MOST_GROWTH
 
     def check(self, texts: Sequence[str]) -> None:
         """Compare with the reference. Both encode the texts as they are, so they had better be short.
@@ -112,19 +139,21 @@ def load_fast_tokenizer(reference: Tokenizer) -> FastTokenizer:
         from gigatoken import gigatoken_rs
     except ImportError:
         raise NoFastTokenizer("the gigatoken package is missing: pip install 'megatron-bfp[preprocess]'") from None
+    texts = list(probes(reference))
     try:
-        backend = gigatoken_rs.load_hf_json(json.dumps(description(reference)))
+        described = json.dumps(description(reference))
+        fast = FastTokenizer(reference, lambda: gigatoken_rs.load_hf_json(described), described_otherwise(reference))
+        fast.encode_without_reference(texts)
     except NoDescription as error:
         raise NoFastTokenizer(str(error)) from None
     except BaseException as error:
         if not _is_from_library(error):
             raise
-        raise NoFastTokenizer(f"gigatoken cannot load it: {_first_line(error)}") from None
-    fast = FastTokenizer(reference, backend, described_otherwise(reference))
+        raise NoFastTokenizer(f"gigatoken cannot run it: {_first_line(error)}") from None
     try:
-        fast.check(list(probes(reference)))
-    except DifferentIds as error:
-        raise NoFastTokenizer(f"its ids would differ: {error}") from None
+        fast.check(texts)
+    except (DifferentIds, TokenizingError) as error:
+        raise NoFastTokenizer(f"it cannot take its place: {error}") from None
     return fast
 
 
@@ -139,6 +168,15 @@ def _merged(places: np.ndarray, shares: Sequence[tuple[np.ndarray, np.ndarray]])
 def _is_from_library(error: BaseException) -> bool:
     """Whether it is gigatoken's: a panic of its Rust code is not derived from Exception."""
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+
+
+def _resident_bytes() -> int:
+    """Of this process's memory, 0 where the system does not say."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * PAGESIZE
+    except OSError:
+        return 0
 
 
 def _first_line(error: BaseException) -> str:

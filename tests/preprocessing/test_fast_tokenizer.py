@@ -123,7 +123,7 @@ def test_patterns_of_tiktoken(pattern, tiktoken_file):
 @pytest.mark.parametrize("pattern", ["v1", r"\w+|\W"])
 def test_patterns_that_gigatoken_does_not_know(pattern, tiktoken_file):
     options = TiktokenOptions(pattern, special_tokens=(EOD,))
-    with pytest.raises(NoFastTokenizer, match="cannot load it"):
+    with pytest.raises(NoFastTokenizer, match="cannot run it"):
         load_fast_tokenizer(load_tokenizer("TikTokenizer", tiktoken_file, tiktoken=options))
 
 
@@ -136,7 +136,7 @@ def test_user_defined_pieces_are_the_reference_s(pairs):
     assert not differs(fast, reference, texts)
     used = []
     failing = FastTokenizer(
-        reference, Backend(fast._backend, lambda texts: used.extend(texts) or texts), fast._left_out
+        reference, lambda: Backend(fast._backend, lambda texts: used.extend(texts) or texts), fast._left_out
     )
     assert not differs(failing, reference, texts)
     assert used == ["no such", "[INST] <|im_end|>", "last"]
@@ -145,13 +145,13 @@ def test_user_defined_pieces_are_the_reference_s(pairs):
 @pytest.mark.parametrize("options", [{"model_type": "unigram"}, {"byte_fallback": False}])
 def test_sentencepiece_models_without_a_fast_tokenizer(options, train_sentencepiece):
     reference = load_tokenizer("SentencePieceTokenizer", train_sentencepiece(**options))
-    with pytest.raises(NoFastTokenizer, match="cannot load it: only"):
+    with pytest.raises(NoFastTokenizer, match="cannot run it: only"):
         load_fast_tokenizer(reference)
 
 
 def test_a_sentencepiece_normalization_that_gigatoken_does_otherwise(train_sentencepiece):
     """The library's own rules for characters: gigatoken's result differs for combining marks."""
-    with pytest.raises(NoFastTokenizer, match="its ids would differ"):
+    with pytest.raises(NoFastTokenizer, match="it cannot take its place"):
         load_fast_tokenizer(load_tokenizer("SentencePieceTokenizer", train_sentencepiece()))
 
 
@@ -183,7 +183,7 @@ def test_other_ids_are_found(pairs, monkeypatch):
     def change(texts):
         return [text.replace("\u2167", "8") for text in texts]
 
-    other = FastTokenizer(reference, Backend(fast._backend, change))
+    other = FastTokenizer(reference, lambda: Backend(fast._backend, change))
     other.check(["the same"])
     with pytest.raises(DifferentIds, match="text 1 of 2, 14 characters long, at token 3$") as caught:
         other.check(["the same", "some\u2167 document"])
@@ -191,21 +191,35 @@ def test_other_ids_are_found(pairs, monkeypatch):
     monkeypatch.setattr(
         gigatoken.gigatoken_rs, "load_hf_json", lambda description: Backend(fast._backend, change), raising=True
     )
-    with pytest.raises(NoFastTokenizer, match="its ids would differ"):
+    with pytest.raises(NoFastTokenizer, match="it cannot take its place"):
         load_fast_tokenizer(reference)
 
 
 @pytest.mark.parametrize("error", [ValueError("no"), PanicException("called `Option::unwrap()` on a `None` value")])
 def test_the_reference_encodes_where_gigatoken_fails(error, pairs):
     reference, fast = pairs["huggingface"]
-    failing = FastTokenizer(reference, Backend(fast._backend, error=error))
+    failing = FastTokenizer(reference, lambda: Backend(fast._backend, error=error))
     assert not differs(failing, reference, ["a text", ""])
+
+
+@pytest.mark.parametrize("grown", [False, True])
+def test_a_backend_that_remembers_too_much_is_replaced(grown, pairs, monkeypatch):
+    reference, fast = pairs["huggingface"]
+    made = []
+    replaced = FastTokenizer(reference, lambda: made.append(1) or fast._backend)
+    monkeypatch.setattr(fast_tokenizer, "FEWEST_CHARACTERS", 100)
+    monkeypatch.setattr(fast_tokenizer, "MOST_CHARACTERS", 10**9 if grown else 300)
+    monkeypatch.setattr(fast_tokenizer, "_resident_bytes", lambda: 10**9 if len(made) == 1 and grown else 0)
+    replaced._resident = 0
+    for _ in range(8):
+        assert not differs(replaced, reference, ["a" * 50])
+    assert len(made) == 2
 
 
 def test_interrupts_are_not_swallowed(pairs):
     reference, fast = pairs["huggingface"]
     with pytest.raises(KeyboardInterrupt):
-        FastTokenizer(reference, Backend(fast._backend, error=KeyboardInterrupt())).encode_joined(["a"])
+        FastTokenizer(reference, lambda: Backend(fast._backend, error=KeyboardInterrupt())).encode_joined(["a"])
 
 
 def test_a_panic_while_loading(references, monkeypatch):
@@ -213,7 +227,7 @@ def test_a_panic_while_loading(references, monkeypatch):
         raise PanicException("a\npanic")
 
     monkeypatch.setattr(gigatoken.gigatoken_rs, "load_hf_json", panic)
-    with pytest.raises(NoFastTokenizer, match="cannot load it: a$"):
+    with pytest.raises(NoFastTokenizer, match="cannot run it: a$"):
         load_fast_tokenizer(references["huggingface"])
 
 
@@ -221,6 +235,15 @@ def test_gigatoken_is_missing(references, monkeypatch):
     monkeypatch.setitem(sys.modules, "gigatoken", None)
     with pytest.raises(NoFastTokenizer, match="the gigatoken package is missing"):
         load_fast_tokenizer(references["huggingface"])
+
+
+def test_a_panic_while_encoding_probes(pairs, monkeypatch):
+    """The reference must not stand in for gigatoken when the two are compared."""
+    reference, fast = pairs["huggingface"]
+    failing = Backend(fast._backend, error=PanicException("index out of bounds"))
+    monkeypatch.setattr(gigatoken.gigatoken_rs, "load_hf_json", lambda description: failing)
+    with pytest.raises(NoFastTokenizer, match="cannot run it: index out of bounds$"):
+        load_fast_tokenizer(reference)
 
 
 @pytest.mark.parametrize("model", ["WordPiece", "Unigram", "WordLevel"])
@@ -234,7 +257,7 @@ def test_models_without_a_fast_tokenizer(model, tmp_path):
     }
     tokenizers.Tokenizer(models[model]).save(str(tmp_path / "tokenizer.json"))
     reference = load_tokenizer("HuggingFaceTokenizer", str(tmp_path / "tokenizer.json"), needs_eod=False)
-    with pytest.raises(NoFastTokenizer, match=f"(?i)cannot load it: .*{model}"):
+    with pytest.raises(NoFastTokenizer, match=f"(?i)cannot run it: .*{model}"):
         load_fast_tokenizer(reference)
 
 
