@@ -27,7 +27,15 @@ from .plan import Shard, input_bytes, part_of, plan_shards, shard_bytes
 from .processes import run_in_processes
 from .run import Run
 from .run_folder import SUFFIX, RunFolder
-from .shards import BadDocumentFound, ShardRecord, ShardWork, read_record, shard_prefix, write_shard
+from .shards import (
+    BadDocumentFound,
+    ShardRecord,
+    ShardWork,
+    load_tokenizers,
+    read_record,
+    shard_prefix,
+    write_shard,
+)
 from .summary import Totals, WrittenDataset, finished_datasets, write_summary
 from .verification import remove_dataset, verify_documents
 
@@ -49,7 +57,8 @@ def write_datasets(
         InputError: a document or file is bad, or there is no document at all. No dataset is left behind.
         IndexedDatasetError: a dataset cannot be written, or what is on disk is not right. No dataset is left behind.
     """
-    identity = run.identity()
+    load_tokenizers.cache_clear()  # the file may have changed since an earlier call
+    identity = run.identity(load_tokenizers(run.tokenizer)[0])
     folder = RunFolder(run.prefix + SUFFIX, identity, run.overwrite)
     if not run.overwrite:
         if written := finished_datasets(run, identity):
@@ -93,7 +102,9 @@ class _Writing:
         """All shards of the input that are known, those of other jobs too."""
         self._own: list[int] = []
         """The numbers of this run's."""
-        self._tokenizer = run.tokenizer.load()
+        self._remarks: set[str | None] = {None}
+        self._tokenizer, _, reason = load_tokenizers(run.tokenizer)
+        self._say_once(reason)
 
     def write(self, execute: Executor, progress: Progress) -> list[WrittenDataset]:
         with Meter(input_bytes(self._run.paths)) as meter:
@@ -109,9 +120,13 @@ class _Writing:
         times["seconds"] = meter.seconds
         write_summary(self._run, self._identity, totals, datasets, times)
         self._folder.remove()
-        for remark in sorted(totals.remarks):
-            print(f"tokenized without gigatoken, the fast library: {remark}", file=sys.stderr, flush=True)
         return [WrittenDataset(*found, totals.num_bad) for found in zip(datasets, totals.num_empty, strict=True)]
+
+    def _say_once(self, remark: str | None) -> None:
+        """Say why the fast library is not used, for all shards or one."""
+        if remark not in self._remarks:
+            self._remarks.add(remark)
+            print(f"tokenizing without gigatoken, so more slowly: {remark}", file=sys.stderr, flush=True)
 
     def _do_shards(self, execute: Executor, meter: Meter) -> int:
         """Write all shards that are not done; returns their number."""
@@ -119,8 +134,9 @@ class _Writing:
         work = ShardWork(self._folder.path, run.keys, run.tokenizer, run.skip_bad_documents)
         number = 0
         try:
-            for shard, _ in execute(partial(write_shard, work=work), self._to_do(meter), report=meter.add):
+            for shard, record in execute(partial(write_shard, work=work), self._to_do(meter), report=meter.add):
                 number += 1
+                self._say_once(record.remark)
                 for piece in shard.pieces:
                     if piece.segment:
                         os.remove(piece.segment)

@@ -1,4 +1,8 @@
-"""Tasks done by processes of this machine. A process that is killed is named, and its task is tried again."""
+"""Tasks done by processes of this machine. A process that is killed is named, and its task is tried again.
+
+The processes are forks: what was loaded before, as tokenizers are, is there at once and in memory once. So the function
+must not need threads that were started before, in this process or by a library.
+"""
 
 import multiprocessing
 import os
@@ -27,7 +31,7 @@ def run_in_processes(
     """Do tasks, with one worker in this process.
 
     Args:
-        function: can be pickled, as can tasks and results.
+        function: is what it was when the call began. Tasks and results can be pickled.
         tasks: are taken as workers come free.
 
     Yields:
@@ -93,7 +97,7 @@ class _Worker:
     """A process that does one task after another."""
 
     def __init__(self, function: Function) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("fork")
         self.connection, theirs = context.Pipe()
         self.process = context.Process(target=_work, args=(function, theirs), daemon=True)
         self.task: Any = None

@@ -9,6 +9,7 @@ from .. import __version__
 from ..errors import InputError
 from .documents import Place
 from .plan import is_stream
+from .tokenizer_interface import Tokenizer
 from .tokenizers import TokenizerOptions
 
 
@@ -47,12 +48,14 @@ class Run:
         """Whether an input can be read once only."""
         return any(map(is_stream, self.paths))
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self, tokenizer: Tokenizer) -> dict[str, Any]:
         """What would make it another run, as JSON. The number of workers would not, and neither would leaving out bad
         documents: a shard without any is the same.
 
+        Args:
+            tokenizer: what its options load.
+
         Raises:
-            OptionError: the tokenizer cannot be loaded.
             InputError: an input is not there.
         """
         options = self.tokenizer
@@ -60,7 +63,7 @@ class Run:
             "version": __version__,
             "inputs": [[path, *_size_and_time(path)] for path in self.paths],
             "json_keys": list(self.keys),
-            "tokenizer": [options.tokenizer_type, options.load().unique_identifiers, asdict(options.tiktoken)],
+            "tokenizer": [options.tokenizer_type, tokenizer.unique_identifiers, asdict(options.tiktoken)],
             "append_eod": options.append_eod,
             "part": self.part,
         }

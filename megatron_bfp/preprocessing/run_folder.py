@@ -10,6 +10,7 @@ import re
 import shutil
 import socket
 import sys
+import time
 from contextlib import suppress
 from typing import Any
 
@@ -21,6 +22,8 @@ SUFFIX = ".shards"
 IDENTITY = "run"
 LOCK = "lock"
 SHARD = re.compile(r"[0-9]{6,}")
+LOCK_SECONDS = 2.0
+"""How long to wait for processes that a kill has left to themselves."""
 UNFINISHED = re.compile(r"[0-9]{6,}\..*\.part|segment-.*|.*\.[0-9]+\.part")
 
 
@@ -99,10 +102,15 @@ class RunFolder:
         shutil.rmtree(self.path, ignore_errors=True)
 
     def _take_lock(self) -> None:
-        try:
-            self._lock = open_exclusively(os.path.join(self.path, LOCK))
-        except BlockingIOError:
-            raise OptionError(f"{self.path}: another process is writing these datasets") from None
+        deadline = time.monotonic() + LOCK_SECONDS
+        while self._lock is None:
+            try:
+                self._lock = open_exclusively(os.path.join(self.path, LOCK))
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise OptionError(f"{self.path}: another process is writing these datasets") from None
+                time.sleep(0.1)
+        os.register_at_fork(after_in_child=self._release)
         os.write(self._lock, f"{socket.gethostname()} {os.getpid()}\n".encode())
 
     def _begin(self) -> None:
