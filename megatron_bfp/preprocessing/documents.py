@@ -72,6 +72,8 @@ def checked_text(value: object, key: str) -> str:
     """
     if not isinstance(value, str):
         raise ValueError(f"{key!r} holds {'null' if value is None else f'a {type(value).__name__}'}, not text")
+    if value.isascii():  # which it knows without looking
+        return value
     try:
         value.encode("utf-8")
     except UnicodeEncodeError as error:

@@ -17,7 +17,7 @@ from ..errors import InputError, OptionError
 from .compression import CHUNK_BYTES, compression_of
 from .documents import MAX_DOCUMENT_BYTES, BadDocument, Place, Record, checked_text
 
-BATCH_BYTES = 1 << 21
+BATCH_BYTES = 1 << 22
 BOM = b"\xef\xbb\xbf"
 REFUSED_STARTS = {
     b"\x00\x00\xfe\xff": "is UTF-32; convert it to UTF-8",
@@ -50,9 +50,15 @@ class LineBatch:
         return len(self.content)
 
     @cached_property
+    def lines(self) -> list[bytes]:
+        """Without their line feeds."""
+        lines = self.content.split(b"\n")
+        return lines if lines[-1] else lines[:-1]
+
+    @property
     def num_lines(self) -> int:
         """As ``Batch.num_lines``."""
-        return self.content.count(b"\n") + (not self.content.endswith(b"\n"))
+        return len(self.lines)
 
     def records(self, keys: Sequence[str]) -> Iterator[Record | BadDocument]:
         """Each line's texts under ``keys``, or what is wrong with it. Blank lines are passed over.
@@ -62,7 +68,7 @@ class LineBatch:
         """
         loads = _fast_loads()
         byte = self.first_byte
-        for number, line in enumerate(self.content.split(b"\n"), self.first_line):
+        for number, line in enumerate(self.lines, self.first_line):
             document = line.removeprefix(BOM)
             if document and not document.isspace():
                 place = Place(self.path, number, byte)
@@ -93,7 +99,7 @@ def line_batches(chunks: Iterable[bytes], path: str, first_byte: int = 0) -> Ite
             check_start(chunk, path)
         cut = chunk.rfind(b"\n") + 1
         if cut:
-            batch = LineBatch(path, line, byte, b"".join([*unfinished, chunk[:cut]]))
+            batch = LineBatch(path, line, byte, b"".join([*unfinished, memoryview(chunk)[:cut]]))
             yield batch
             line, byte = line + batch.num_lines, byte + batch.num_bytes
             unfinished, size = [], 0
@@ -123,7 +129,7 @@ def line_chunks(file: BinaryIO, begin: int, end: int) -> tuple[int, Iterator[byt
 
 def _chunks_to_line_end(file: BinaryIO, end: int) -> Iterator[bytes]:
     chunk = b"\n"
-    while (left := end - file.tell()) > 0 and (chunk := file.read(min(CHUNK_BYTES, left))):
+    while (left := end - file.tell()) > 0 and (chunk := file.read(min(BATCH_BYTES, left))):
         yield chunk
     while chunk and not chunk.endswith(b"\n"):
         chunk = file.readline(CHUNK_BYTES)

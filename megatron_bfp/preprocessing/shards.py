@@ -144,7 +144,6 @@ def write_shard(shard: Shard, report: Report, work: ShardWork) -> ShardRecord:
         sync_file(temporary)
         if not os.path.exists(target):
             os.rename(temporary, target)
-            sync_file(work.folder)
     except OSError as error:
         if not os.path.exists(os.path.join(target, RECORD)):
             raise InputError(f"{error.filename or target}: cannot be written: {error.strerror}") from None

@@ -111,7 +111,7 @@ def test_a_stream_is_cut_into_segments(tmp_path, monkeypatch):
     monkeypatch.setattr(plan, "SEGMENT_BYTES", 1 << 20)
     path = str(tmp_path / "pipe")
     os.mkfifo(path)
-    lines = [f'{{"text": "{number} {"x" * 1000}"}}\n'.encode() for number in range(6000)]
+    lines = [f'{{"text": "{number} {"x" * 1000}"}}\n'.encode() for number in range(14_000)]
     writer = threading.Thread(target=lambda: open(path, "wb").write(b"".join(lines)))
     writer.start()
     shards = list(plan_shards([path], 1 << 20, str(tmp_path)))
