@@ -18,6 +18,7 @@ PYARROW = "pyarrow>=21,<27"
 TQDM = "tqdm>=4.66,<5"
 PREPROCESS = [TOKENIZERS, SENTENCEPIECE, TIKTOKEN, GIGATOKEN, ORJSON, ZSTD, PYARROW, TQDM]
 MATPLOTLIB = "matplotlib>=3.10,<3.12"
+RAY = 'ray>=2.60,<3; python_version < "3.14"'
 TENSORBOARD = "tensorboard>=2.20,<3"
 
 setup(
@@ -37,9 +38,9 @@ setup(
         "report": [MATPLOTLIB],
         "tensorboard": [TENSORBOARD],
         "flash-attn": ["flash-attn>=2.7,<3"],
-        "ray": ["ray>=2.60,<3"],
+        "ray": [RAY],
         "integration": ["pybind11>=3,<4", "triton>=3.7,<4", "six>=1.17,<2", "regex>=2026.11"],
-        "test": ["pytest>=9,<10", "hypothesis>=6.150,<7", *PREPROCESS, MATPLOTLIB, TENSORBOARD],
+        "test": ["pytest>=9,<10", "hypothesis>=6.150,<7", *PREPROCESS, RAY, MATPLOTLIB, TENSORBOARD],
     },
     entry_points={
         "console_scripts": [

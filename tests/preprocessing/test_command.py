@@ -242,7 +242,7 @@ def mixed_files(tmp_path):
 
 def test_any_container_and_number_of_workers_gives_the_same_bytes(tmp_path, tokenizer_file, mixed_files):
     one, folder = mixed_files
-    runs = {"one": (one, 1), "folder": (folder, 1), "workers": (folder, 2), "pattern": (folder / "*", 3)}
+    runs = {"one": (one, 1), "folder": (folder, 1), "workers": (folder, 2), "pattern": (folder / "*", 4)}
     contents = set()
     for name, (given, workers) in runs.items():
         common = ("--tokenizer-model", tokenizer_file, "--eod-token", EOD, "--append-eod", "--seq-length", 128)
