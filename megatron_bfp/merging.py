@@ -52,41 +52,102 @@ def merge(prefix: str, parts: Sequence[str], progress: Progress = without_progre
     """
     if not parts:
         raise OptionError(f"{prefix}: there is nothing to merge; give at least one dataset")
-    contents = _contents(prefix, parts, progress)
-    num_sequences = sum(content.num_sequences for content in contents)
-    num_documents = sum(content.num_documents for content in contents)
-    dtype = contents[0].dtype
-    with DatasetFiles(prefix) as files:
-        with IdxWriter(files.idx_part, dtype, num_sequences, num_documents) as idx:
-            num_steps = sum(_num_copies(content.num_tokens * dtype.itemsize) for content in contents)
-            for _ in progress(_copies(parts, contents, idx, files.bin), num_steps, "merging"):
-                pass
+    contents = [_content(prefix, part) for part in progress(parts, len(parts), "opening parts")]
+    for part, content in zip(parts, contents, strict=True):  # before anything is written
+        _refuse_other_dtype(part, content, parts[0], contents[0])
+    with Merging(prefix) as merging:
+        num_steps = sum(_num_copies(content.num_tokens * content.dtype.itemsize) for content in contents)
+        steps = (None for part, content in zip(parts, contents, strict=True) for _ in merging.copies(part, content))
+        for _ in progress(steps, num_steps, "merging"):
+            pass
+        return merging.finish(progress)
+
+
+class Merging:
+    """A dataset that is joined part by part, as they become ready. Leaving the ``with`` block without ``finish``
+    removes what was written.
+
+    Args:
+        prefix: as for ``merge``.
+
+    Raises:
+        IndexedDatasetError: the dataset cannot be written, or another process is writing it.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
+        self._files = DatasetFiles(prefix)
+        self._parts: list[str] = []
+        self._contents: list[PartContent] = []
+        self._end = 0  # of what was copied, bytes
+
+    def __enter__(self) -> "Merging":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._files.__exit__(*error)
+
+    def append(self, part: str) -> None:
+        """Join one more dataset.
+
+        Raises:
+            As ``merge``.
+        """
+        for _ in self.copies(part, _content(self._prefix, part)):
+            pass
+
+    def copies(self, part: str, content: PartContent) -> Iterator[None]:
+        """``append`` in steps of ``COPIED_AT_ONCE``, of a part that had this content when it was looked at."""
+        _refuse_changed(IndexedDataset(part, mmap=False), content)
+        if self._parts:
+            _refuse_other_dtype(part, content, self._parts[0], self._contents[0])
+        self._parts.append(part)
+        self._contents.append(content)
+        num_bytes = content.num_tokens * content.dtype.itemsize
+        with _opened(bin_path(part)) as source:
+            for first in range(0, max(1, num_bytes), COPIED_AT_ONCE):
+                size = min(COPIED_AT_ONCE, num_bytes - first)
+                _copy_tokens(source, first, size, self._files.bin, self._end + first)
+                yield
+        self._end += num_bytes
+
+    def finish(self, progress: Progress = without_progress) -> IndexedDataset:
+        """Write the .idx and give both files their names; returns the dataset, opened.
+
+        Raises:
+            As ``merge``.
+        """
+        num_sequences = sum(content.num_sequences for content in self._contents)
+        num_documents = sum(content.num_documents for content in self._contents)
+        with IdxWriter(self._files.idx_part, self._contents[0].dtype, num_sequences, num_documents) as idx:
+            for place in progress(range(len(self._parts)), len(self._parts), "joining lengths"):
+                _append_lengths(self._parts[place], self._contents[place], idx)
             idx.finish()
-        files.publish()
-    return IndexedDataset(prefix)
+        self._files.publish()
+        return IndexedDataset(self._prefix)
 
 
-def _contents(prefix: str, parts: Sequence[str], progress: Progress) -> list[PartContent]:
-    """What each part has. All of them are looked at before anything is written."""
-    contents: list[PartContent] = []
-    for part in progress(parts, len(parts), "opening parts"):
-        _refuse_to_overwrite(prefix, part)
-        contents.append(_content(IndexedDataset(part, mmap=False)))
-        if contents[-1].dtype != contents[0].dtype:
-            raise InputError(
-                f"{idx_path(part)}: its tokens are {contents[-1].dtype}, those of {idx_path(parts[0])} are "
-                f"{contents[0].dtype}; only datasets of one tokenizer can be merged"
-            )
-    return contents
+def _content(prefix: str, part: str) -> PartContent:
+    """What a part has, if it can be joined to ``prefix``."""
+    _refuse_to_overwrite(prefix, part)
+    return _content_of(IndexedDataset(part, mmap=False))
 
 
-def _content(part: IndexedDataset) -> PartContent:
-    if part.has_modes:
+def _content_of(dataset: IndexedDataset) -> PartContent:
+    if dataset.has_modes:
         raise InputError(
-            f"{idx_path(part.prefix)}: is multimodal, with a mode for each sequence, which the merged dataset would "
+            f"{idx_path(dataset.prefix)}: is multimodal, with a mode for each sequence, which the merged dataset would "
             "lose; merge it with Megatron-LM's tools/merge_datasets.py --multimodal"
         )
-    return PartContent(part.dtype, part.num_sequences, part.num_documents, part.num_tokens)
+    return PartContent(dataset.dtype, dataset.num_sequences, dataset.num_documents, dataset.num_tokens)
+
+
+def _refuse_other_dtype(part: str, content: PartContent, first: str, first_content: PartContent) -> None:
+    if content.dtype != first_content.dtype:
+        raise InputError(
+            f"{idx_path(part)}: its tokens are {content.dtype}, those of {idx_path(first)} are {first_content.dtype}; "
+            "only datasets of one tokenizer can be merged"
+        )
 
 
 def _refuse_to_overwrite(prefix: str, part: str) -> None:
@@ -104,24 +165,14 @@ def _num_copies(num_bytes: int) -> int:
     return max(1, -(-num_bytes // COPIED_AT_ONCE))
 
 
-def _copies(parts: Sequence[str], contents: list[PartContent], idx: IdxWriter, target: BinaryIO) -> Iterator[None]:
-    """Append all parts, and yield after each step of copying tokens."""
-    end = 0
-    for part, content in zip(parts, contents, strict=True):
-        _append_lengths(part, content, idx)
-        num_bytes = content.num_tokens * content.dtype.itemsize
-        with _opened(bin_path(part)) as source:
-            for first in range(0, max(1, num_bytes), COPIED_AT_ONCE):
-                size = min(COPIED_AT_ONCE, num_bytes - first)
-                _copy_tokens(source, first, size, target, end + first)
-                yield
-        end += num_bytes
+def _refuse_changed(part: IndexedDataset, content: PartContent) -> None:
+    if _content_of(part) != content:
+        raise IndexedDatasetError(f"{part.prefix}: was changed while it was merged; merge again when it is complete")
 
 
 def _append_lengths(part: str, content: PartContent, idx: IdxWriter) -> None:
     dataset = IndexedDataset(part, mmap=False)
-    if _content(dataset) != content:
-        raise IndexedDatasetError(f"{part}: was changed while it was merged; merge again when it is complete")
+    _refuse_changed(dataset, content)
     for lengths in dataset.checked_lengths():
         idx.add_sequences(lengths)
     for sequences_per_document in dataset.checked_documents():

@@ -16,12 +16,12 @@ from typing import Any
 from ..errors import IndexedDatasetError, InputError, OptionError
 from ..index_format import index_directory
 from ..indexed_dataset import IndexedDataset, IndexedDatasetWriter, bin_path, idx_path, optimal_dtype
-from ..merging import merge
 from ..progress import Progress, without_progress
 from .bad_documents import BadDocuments
 from .bad_places import bad_documents
 from .documents import Place
 from .inputs import BAD_DOCUMENTS_SUFFIX
+from .joining import ShardJoiner
 from .meter import Meter
 from .plan import Shard, input_bytes, part_of, plan_shards, shard_bytes
 from .processes import run_in_processes
@@ -33,7 +33,6 @@ from .shards import (
     ShardWork,
     load_tokenizers,
     read_record,
-    shard_prefix,
     write_shard,
 )
 from .summary import Totals, WrittenDataset, finished_datasets, write_summary
@@ -107,18 +106,22 @@ class _Writing:
         self._say_once(reason)
 
     def write(self, execute: Executor, progress: Progress) -> list[WrittenDataset]:
-        with Meter(input_bytes(self._run.paths)) as meter:
-            times = {"shards": self._do_shards(execute, meter), "tokenizing_seconds": meter.seconds}
-        totals = Totals.empty(len(self._run.keys))
-        for number in self._own:
-            totals.add(read_record(self._folder.path, number))
-        self._refuse_none(totals)
-        with BadDocuments(self._run.prefix + BAD_DOCUMENTS_SUFFIX, self._run.skip_bad_documents) as bad:
+        run = self._run
+        with (
+            Meter(input_bytes(run.paths)) as meter,
+            ShardJoiner(self._folder.path, run.dataset_prefixes) as joiner,
+            BadDocuments(run.prefix + BAD_DOCUMENTS_SUFFIX, run.skip_bad_documents) as bad,
+        ):
+            times = {"shards": self._do_shards(execute, meter, joiner), "tokenizing_seconds": meter.seconds}
+            totals = Totals.empty(len(run.keys))
+            for number in self._own:
+                totals.add(read_record(self._folder.path, number))
+            self._refuse_none(totals)
             bad.add(bad_documents(self._shards, self._record_of))
-            datasets = self._join(progress)
+            datasets = self._finish(joiner, progress)
             bad.finalize()
-        times["seconds"] = meter.seconds
-        write_summary(self._run, self._identity, totals, datasets, times)
+            times["seconds"] = meter.seconds
+        write_summary(run, self._identity, totals, datasets, times)
         self._folder.remove()
         return [WrittenDataset(*found, totals.num_bad) for found in zip(datasets, totals.num_empty, strict=True)]
 
@@ -128,14 +131,15 @@ class _Writing:
             self._remarks.add(remark)
             print(f"tokenizing without gigatoken, so more slowly: {remark}", file=sys.stderr, flush=True)
 
-    def _do_shards(self, execute: Executor, meter: Meter) -> int:
+    def _do_shards(self, execute: Executor, meter: Meter, joiner: ShardJoiner) -> int:
         """Write all shards that are not done; returns their number."""
         run = self._run
         work = ShardWork(self._folder.path, run.keys, run.tokenizer, run.skip_bad_documents)
         number = 0
         try:
-            for shard, record in execute(partial(write_shard, work=work), self._to_do(meter), report=meter.add):
+            for shard, record in execute(partial(write_shard, work=work), self._to_do(meter, joiner), report=meter.add):
                 number += 1
+                joiner.add(shard.number)
                 self._say_once(record.remark)
                 for piece in shard.pieces:
                     if piece.segment:
@@ -144,17 +148,19 @@ class _Writing:
             self._refuse_bad(found)
         return number
 
-    def _to_do(self, meter: Meter) -> Iterator[Shard]:
+    def _to_do(self, meter: Meter, joiner: ShardJoiner) -> Iterator[Shard]:
         """This run's shards that are not done."""
         done = self._folder.finished()
         for shard in self._planned():
             self._own.append(shard.number)
+            joiner.announce(shard.number)
             if shard.number not in done:
                 yield shard
                 continue
             record = read_record(self._folder.path, shard.number)
             if record.bad and not self._run.skip_bad_documents:
                 raise BadDocumentFound(shard.number, record)
+            joiner.add(shard.number)
             meter.skip(shard.num_bytes)
 
     def _planned(self) -> Iterator[Shard]:
@@ -191,19 +197,19 @@ class _Writing:
                     + (f"; the first bad one: {bad}" if bad else "")
                 )
 
-    def _join(self, progress: Progress) -> list[IndexedDataset]:
-        """Join the shards to datasets and check these; all of them, or none is left."""
-        tokenizer = self._tokenizer
-        eod = tokenizer.eod if self._run.tokenizer.append_eod else None
+    def _finish(self, joiner: ShardJoiner, progress: Progress) -> list[IndexedDataset]:
+        """Give the datasets their names and check them; all of them, or none is left."""
+        vocab_size = self._tokenizer.vocab_size
+        eod = self._tokenizer.eod if self._run.tokenizer.append_eod else None
         prefixes = self._run.dataset_prefixes
         try:
-            for key, prefix in enumerate(prefixes):
+            for prefix in prefixes:
                 shutil.rmtree(index_directory(prefix), ignore_errors=True)  # of the dataset that is replaced
-                parts = [shard_prefix(self._folder.path, number, key) for number in self._own]
-                if parts:
-                    merge(prefix, parts, progress)
-                else:
-                    with IndexedDatasetWriter(prefix, optimal_dtype(tokenizer.vocab_size)) as writer:
+            if self._own:
+                joiner.finish(progress)
+            else:  # a part of the input that has none
+                for prefix in prefixes:
+                    with IndexedDatasetWriter(prefix, optimal_dtype(vocab_size)) as writer:
                         writer.finalize()
             return [self._verified(prefix, eod, progress) for prefix in prefixes]
         except BaseException:

@@ -151,7 +151,7 @@ def test_bad_documents_of_finished_shards_are_still_errors(run, corpus, tmp_path
     lines = corpus.read_text().splitlines(True)
     lines[1500] = "bad\n"
     corpus.write_text("".join(lines))
-    monkeypatch.setattr(dataset, "merge", interrupted)
+    monkeypatch.setattr(dataset.ShardJoiner, "finish", interrupted)
     assert run("--input", corpus, "--skip-bad-documents")[0] == 130
     status, err = run("--input", corpus)
     assert status == 2 and "in.jsonl:1501 (byte " in err
@@ -161,15 +161,16 @@ def interrupted(*_):
     raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("step", ["merge", "verify_documents", "write_summary"])
+@pytest.mark.parametrize("step", ["ShardJoiner.finish", "verify_documents", "write_summary"])
 def test_a_run_that_stops_at_the_end_goes_on(run, corpus, tmp_path, monkeypatch, step):
     from megatron_bfp.preprocessing import dataset
 
     assert run("--input", corpus, output="whole")[0] == 0
-    original = getattr(dataset, step)
-    monkeypatch.setattr(dataset, step, interrupted)
-    assert run("--input", corpus)[0] == 130
-    monkeypatch.setattr(dataset, step, original)
+    with monkeypatch.context() as patched:
+        patched.setattr(f"{dataset.__name__}.{step}", interrupted)
+        assert run("--input", corpus)[0] == 130
+    assert not list(tmp_path.glob("out*.part"))
+    assert bool(list(tmp_path.glob("out*.bin"))) == (step == "write_summary")
     monkeypatch.setattr(dataset, "write_shard", interrupted)  # all are done
     assert run("--input", corpus)[0] == 0
     assert dataset_bytes(tmp_path) == dataset_bytes(tmp_path, "whole")
