@@ -132,6 +132,31 @@ def without_eod(argv):
     return found
 
 
+def test_a_shard_whose_ids_differ_is_done_again_by_the_reference(run, corpus, tmp_path, monkeypatch):
+    from megatron_bfp.preprocessing.fast_tokenizer import FastTokenizer
+
+    assert run("--input", corpus, output="whole")[0] == 0
+    encode = FastTokenizer.encode_without_reference
+    is_wrong = False
+
+    def wrong_in_one_shard(tokenizer, texts):
+        nonlocal is_wrong
+        if len(texts) > 1:  # a batch, and not the sample of it
+            is_wrong = any(text.startswith("document 1500 ") for text in texts)
+        tokens, lengths = encode(tokenizer, texts)
+        return tokens + is_wrong, lengths
+
+    monkeypatch.setattr(FastTokenizer, "encode_without_reference", wrong_in_one_shard)
+    status, err = run("--input", corpus)
+    assert status == 0
+    (line,) = err.splitlines()
+    assert re.match(r"tokenizing without gigatoken, .*: shard \d+ \(.*in.jsonl\): .* differs from the reference", line)
+    assert "document 15" not in line  # no text of documents in logs
+    assert dataset_bytes(tmp_path) == dataset_bytes(tmp_path, "whole")
+    summary = json.loads((tmp_path / "out.summary.json").read_text())
+    assert summary["shards_by_library"]["HuggingFaceTokenizer"] == 1 and len(summary["remarks"]) == 1
+
+
 def test_leaving_out_bad_documents_goes_on_too(run, corpus, tmp_path):
     lines = corpus.read_text().splitlines(True)
     lines[2500] = "bad\n"
