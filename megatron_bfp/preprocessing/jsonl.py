@@ -17,7 +17,7 @@ from ..errors import InputError, OptionError
 from .compression import CHUNK_BYTES, compression_of
 from .documents import MAX_DOCUMENT_BYTES, BadDocument, Place, Record, checked_text
 
-BATCH_BYTES = 1 << 22
+BATCH_BYTES = 1 << 21
 BOM = b"\xef\xbb\xbf"
 REFUSED_STARTS = {
     b"\x00\x00\xfe\xff": "is UTF-32; convert it to UTF-8",

@@ -13,8 +13,8 @@ from .documents import BadDocument, Place, Record
 from .jsonl import missing_key
 
 MAGIC = b"PAR1"
-BATCH_BYTES = 1 << 22
-MAX_ROWS = 1 << 13
+BATCH_BYTES = 1 << 21
+MAX_ROWS = 1 << 12
 READ_BYTES = 1 << 20
 
 
