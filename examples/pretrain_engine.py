@@ -77,7 +77,8 @@ def set_batch_sizes(options: argparse.Namespace) -> int:
 
 
 def engine_config(options: argparse.Namespace, accumulation: int) -> dict[str, Any]:
-    """DeepSpeed's configuration: the file of ``--deepspeed_config``, completed by the options.
+    """DeepSpeed's configuration: the file of ``--deepspeed_config``, completed by the options. Completes
+    ``options.zero_stage``.
 
     Raises:
         InputError: the file is not JSON.
@@ -89,7 +90,7 @@ def engine_config(options: argparse.Namespace, accumulation: int) -> dict[str, A
         raise OptionError(
             f"--zero-stage {options.zero_stage}: {options.deepspeed_config} has zero_optimization.stage {zero['stage']}"
         )
-    zero.setdefault("stage", 0)
+    options.zero_stage = zero.setdefault("stage", 0)
     ours = {
         "train_batch_size": options.global_batch_size,
         "train_micro_batch_size_per_gpu": options.micro_batch_size,
