@@ -187,7 +187,7 @@ def convert(checkpoint: Checkpoint, folder: str) -> str:
     shutil.rmtree(output, ignore_errors=True)  # of a run that ended before it had loaded it
     # a process of its own: it makes others by fork, which CUDA does not survive
     environment = {name: value for name, value in os.environ.items() if name not in LAUNCHER_VARIABLES}
-    command = [sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal"]
+    command = [sys.executable, os.path.join(os.path.dirname(__file__), "convert_checkpoint.py")]
     command += ["--input_folder", checkpoint.path, "--output_folder", output]
     done = subprocess.run(
         command,

@@ -18,7 +18,7 @@ from megatron_bfp.errors import InputError, OptionError
 
 
 class ModelParallelUnit:
-    """megatron-core's process groups under the names that DeepSpeed asks for.
+    """megatron-core's process groups under the names that DeepSpeed asks for, old ones and new ones.
 
     A rank's model-parallel group are the ranks that hold the other parts of its tensors; its data-parallel group those
     that hold the same parts and see other samples.
@@ -27,6 +27,8 @@ class ModelParallelUnit:
     get_model_parallel_group = staticmethod(parallel_state.get_tensor_model_parallel_group)
     get_model_parallel_rank = staticmethod(parallel_state.get_tensor_model_parallel_rank)
     get_model_parallel_world_size = staticmethod(parallel_state.get_tensor_model_parallel_world_size)
+    get_tensor_model_parallel_rank = staticmethod(parallel_state.get_tensor_model_parallel_rank)
+    get_tensor_model_parallel_world_size = staticmethod(parallel_state.get_tensor_model_parallel_world_size)
     get_data_parallel_group = staticmethod(parallel_state.get_data_parallel_group)
     get_data_parallel_rank = staticmethod(parallel_state.get_data_parallel_rank)
     get_data_parallel_world_size = staticmethod(parallel_state.get_data_parallel_world_size)

@@ -90,9 +90,7 @@ def main() -> int:
     log(f"samples: {len(dataset):,}; parameters: {num_parameters(engine):,}")
     log(f"attention kernel: {attention_kernel(engine.module)}")
     if options.save:
-        log(
-            f"SIGTERM or SIGUSR1 to any rank, as process {os.getpid()} of {socket.gethostname()}, saves and ends the run"
-        )
+        log(f"SIGTERM and SIGUSR1 save and end the run; rank 0 is process {os.getpid()} on {socket.gethostname()}")
     replica, replicas = parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size()
     sampler = GlobalOrderSampler(
         iteration * options.global_batch_size,

@@ -1,6 +1,7 @@
 """Two hosts on one machine: network namespaces joined by a cable, with the launchers that start a run on each."""
 
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -153,7 +154,8 @@ def launch_over_ssh(hosts, corpus, hostfile, ssh_folder, *options, train_iters=S
     (ssh_folder / ".deepspeed_env").write_text("".join(f"{name}={value}\n" for name, value in exports.items()))
     command = ["ip", "netns", "exec", hosts[0], "deepspeed", "--hostfile", str(hostfile)]
     command += ["--master_addr", ADDRESSES[0], "--master_port", str(PORT)]
-    command += trainer(corpus, *SCHEDULE, *options, train_iters=train_iters)
+    # pdsh hands the command line to a shell on each host: the launcher quotes nothing but spaces
+    command += map(shlex.quote, trainer(corpus, *SCHEDULE, *options, train_iters=train_iters))
     environment = ENVIRONMENT | {"PATH": f"{ssh_folder}{os.pathsep}{ENVIRONMENT['PATH']}"}
     return BackgroundRun(command, ssh_folder / "launch.log", cwd=ssh_folder, environment=environment)
 
