@@ -141,7 +141,9 @@ def ssh_folder(hosts, tmp_path):
     write_config(folder / "config", config | {"StrictHostKeyChecking": "no", "UserKnownHostsFile": "/dev/null"})
     (folder / "ssh").write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {folder / "config"} "$@"\n')
     (folder / "ssh").chmod(0o755)
-    return folder
+    yield folder
+    for host in hosts:
+        kill_host(host)
 
 
 def write_config(path, config):
