@@ -122,7 +122,7 @@ def test_one_host_goes_on_when_the_other_is_killed(hosts, corpus, hostfile, tmp_
 def ssh_folder(hosts, tmp_path):
     """An SSH server on each host; a folder whose ``ssh`` reaches them without a password."""
     server = shutil.which("sshd") or "/usr/sbin/sshd"
-    missing = [name for name in ("ssh", "ssh-keygen", "pdsh") if not shutil.which(name)]
+    missing = [name for name in ("ssh", "ssh-keygen", "pdsh", "unshare") if not shutil.which(name)]
     missing += [] if os.path.exists(server) else ["sshd"]
     if missing:
         pytest.skip(f"a hostfile over SSH needs {', '.join(missing)} (openssh-server, pdsh)")
@@ -136,14 +136,31 @@ def ssh_folder(hosts, tmp_path):
         config |= {"AuthorizedKeysFile": folder / "key.pub", "StrictModes": "no", "PidFile": "none"}
         config |= {"PermitRootLogin": "yes", "PasswordAuthentication": "no"}
         write_config(folder / f"{host}.conf", config)
-        subprocess.run(["ip", "netns", "exec", host, server, "-f", str(folder / f"{host}.conf")], check=True)
+        # process numbers of its own: deepspeed, when terminated, kills by name whatever launcher a host runs
+        command = ["ip", "netns", "exec", host, "unshare", "--pid", "--fork", "--mount-proc"]
+        subprocess.Popen([*command, server, "-D", "-f", str(folder / f"{host}.conf")])
     config = {"Port": SSH_PORT, "IdentityFile": folder / "key", "IdentitiesOnly": "yes", "LogLevel": "ERROR"}
     write_config(folder / "config", config | {"StrictHostKeyChecking": "no", "UserKnownHostsFile": "/dev/null"})
     (folder / "ssh").write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {folder / "config"} "$@"\n')
     (folder / "ssh").chmod(0o755)
-    yield folder
-    for host in hosts:
-        kill_host(host)
+    try:
+        for address in ADDRESSES:
+            assert first_process(hosts[0], folder / "ssh", address) == "sshd", "the host sees processes of the machine"
+        yield folder
+    finally:
+        for host in hosts:
+            kill_host(host)
+
+
+def first_process(host, ssh, address):
+    """The name of the first process of the host at an address, asked for from another host once it answers."""
+    for _ in range(50):
+        command = ["ip", "netns", "exec", host, str(ssh), address, "cat", "/proc/1/comm"]
+        answer = subprocess.run(command, capture_output=True, text=True)
+        if answer.returncode == 0:
+            break
+        time.sleep(0.2)
+    return answer.stdout.strip()
 
 
 def write_config(path, config):
