@@ -49,6 +49,8 @@ def _add_training(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--global-batch-size", type=int, help="default: micro-batch size times data-parallel size")
     group.add_argument("--train-iters", type=int, required=True)
     group.add_argument("--exit-interval", type=int, help="save and stop at a multiple of this iteration")
+    group.add_argument("--exit-duration-in-mins", type=int, help="save and stop after the step that ends so late")
+    group.add_argument("--exit-signal-handler", action="store_true", help="for existing scripts; always on with --save")
     group.add_argument("--lr", type=float, default=3e-4)
     group.add_argument("--min-lr", type=float, default=0.0)
     group.add_argument("--lr-decay-style", choices=("cosine", "constant"), default="cosine")
@@ -94,7 +96,7 @@ def _add_data(group: argparse._ArgumentGroup) -> None:
 
 def _add_checkpoints(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--save", metavar="FOLDER")
-    group.add_argument("--load", metavar="FOLDER", help="resume from its latest checkpoint, if there is one")
+    group.add_argument("--load", metavar="FOLDER", help="resume from its latest complete checkpoint, if there is one")
     group.add_argument("--save-interval", type=int)
     group.add_argument("--log-interval", type=int, default=1)
     group.add_argument("--json-log", metavar="FILE", help="append a JSON object for each logged step and evaluation")
@@ -118,6 +120,7 @@ def _check(options: argparse.Namespace) -> None:
     for name in (
         "global_batch_size",
         "exit_interval",
+        "exit_duration_in_mins",
         "lr_decay_iters",
         "save_interval",
         "ffn_hidden_size",
@@ -153,8 +156,9 @@ def _check(options: argparse.Namespace) -> None:
     groups = options.num_query_groups if options.group_query_attention else options.num_attention_heads
     if groups % options.tensor_model_parallel_size:
         raise OptionError("--tensor-model-parallel-size must divide the attention heads and --num-query-groups")
-    if (options.save_interval or options.exit_interval) and not options.save:
-        raise OptionError("--save-interval and --exit-interval need --save")
+    for name in ("save_interval", "exit_interval", "exit_duration_in_mins", "exit_signal_handler"):
+        if getattr(options, name) and not options.save:
+            raise OptionError(f"--{name.replace('_', '-')} needs --save")
     if options.data_impl == "bfp" and options.dataloader_inter_document_masking:
         raise OptionError("--dataloader-inter-document-masking needs --data-impl mmap; bfp has it always")
     if options.data_impl == "mmap" and options.max_documents_per_sequence:

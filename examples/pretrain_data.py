@@ -3,7 +3,7 @@
 import argparse
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,11 +13,12 @@ from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 from megatron.core.datasets.utils import Split
 from pretrain_arguments import blend
 from pretrain_baseline import InterDocumentGPTDataset
-from torch import distributed
+from pretrain_ranks import on_first_rank
+from pretrain_signals import leave_signals_to_the_trainer
 from torch.utils.data import DataLoader, Dataset
 
 from megatron_bfp import BFPGPTDataset, BFPGPTDatasetConfig
-from megatron_bfp.errors import BFPError, OptionError
+from megatron_bfp.errors import OptionError
 from megatron_bfp.index_format import document_range
 from megatron_bfp.indexed_dataset import IndexedDataset
 
@@ -30,7 +31,7 @@ def build_train_dataset(options: argparse.Namespace, tokenizer: Any) -> Dataset:
     """
     dataset_class, config = _configure(options, tokenizer, Split.train, blend(options.data_path))
     num_samples = options.train_iters * options.global_batch_size
-    _check_on_first_rank(lambda: _check_data(dataset_class, config, Split.train))
+    on_first_rank(lambda: _check_data(dataset_class, config, Split.train))
     train = BlendedMegatronDatasetBuilder(dataset_class, [num_samples, 0, 0], lambda: True, config).build()[0]
     if len(train) < num_samples:  # without weights, megatron-core blends one epoch
         raise OptionError(
@@ -49,7 +50,7 @@ def build_valid_dataset(options: argparse.Namespace, tokenizer: Any) -> "WholeSp
     found = []
     for prefix in blend(options.data_path)[0]:
         dataset_class, config = _configure(options, tokenizer, Split.valid, ([prefix], None))
-        _check_on_first_rank(functools.partial(_check_data, dataset_class, config, Split.valid))
+        on_first_rank(functools.partial(_check_data, dataset_class, config, Split.valid))
         found.append(BlendedMegatronDatasetBuilder(dataset_class, [None] * 3, lambda: True, config).build()[1])
     return WholeSplits(found)
 
@@ -166,23 +167,6 @@ def _check_data(dataset_class: type[GPTDataset], config: GPTDatasetConfig, split
             BFPGPTDataset(dataset, prefix, None, None, split, config)
 
 
-def _check_on_first_rank(check: Callable[[], None]) -> None:
-    """Run a check on rank 0 and raise its error on all ranks: while rank 0 builds, the others wait for it in a barrier.
-
-    Raises:
-        OptionError: the check found something.
-    """
-    message = [None]
-    if distributed.get_rank() == 0:
-        try:
-            check()
-        except BFPError as error:
-            message = [str(error)]
-    distributed.broadcast_object_list(message)
-    if message[0] is not None:
-        raise OptionError(message[0])
-
-
 @dataclasses.dataclass(frozen=True)
 class GlobalOrderSampler:
     """The sample numbers of each micro-batch of one rank, so that each global batch holds the same samples for any
@@ -211,7 +195,13 @@ def micro_batches(
 ) -> Iterator[dict[str, torch.Tensor]]:
     """Micro-batches: tokens, labels, loss_mask, position_ids [b, L] on ``device``; cu_seqlens [b, L + 1] on the host,
     where attention reads it."""
-    loader = DataLoader(dataset, batch_sampler=sampler, num_workers=num_workers, pin_memory=device.type == "cuda")
+    loader = DataLoader(
+        dataset,
+        batch_sampler=sampler,
+        num_workers=num_workers,
+        pin_memory=device.type == "cuda",
+        worker_init_fn=leave_signals_to_the_trainer,
+    )
     for batch in loader:
         cu_seqlens = batch.pop("cu_seqlens", None)
         if cu_seqlens is None:

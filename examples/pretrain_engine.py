@@ -18,7 +18,7 @@ from megatron_bfp.errors import InputError, OptionError
 
 
 class ModelParallelUnit:
-    """megatron-core's process groups under the names that DeepSpeed asks for.
+    """megatron-core's process groups under the names that DeepSpeed asks for, old ones and new ones.
 
     A rank's model-parallel group are the ranks that hold the other parts of its tensors; its data-parallel group those
     that hold the same parts and see other samples.
@@ -27,6 +27,8 @@ class ModelParallelUnit:
     get_model_parallel_group = staticmethod(parallel_state.get_tensor_model_parallel_group)
     get_model_parallel_rank = staticmethod(parallel_state.get_tensor_model_parallel_rank)
     get_model_parallel_world_size = staticmethod(parallel_state.get_tensor_model_parallel_world_size)
+    get_tensor_model_parallel_rank = staticmethod(parallel_state.get_tensor_model_parallel_rank)
+    get_tensor_model_parallel_world_size = staticmethod(parallel_state.get_tensor_model_parallel_world_size)
     get_data_parallel_group = staticmethod(parallel_state.get_data_parallel_group)
     get_data_parallel_rank = staticmethod(parallel_state.get_data_parallel_rank)
     get_data_parallel_world_size = staticmethod(parallel_state.get_data_parallel_world_size)
@@ -77,7 +79,8 @@ def set_batch_sizes(options: argparse.Namespace) -> int:
 
 
 def engine_config(options: argparse.Namespace, accumulation: int) -> dict[str, Any]:
-    """DeepSpeed's configuration: the file of ``--deepspeed_config``, completed by the options.
+    """DeepSpeed's configuration: the file of ``--deepspeed_config``, completed by the options. Completes
+    ``options.zero_stage``.
 
     Raises:
         InputError: the file is not JSON.
@@ -89,7 +92,7 @@ def engine_config(options: argparse.Namespace, accumulation: int) -> dict[str, A
         raise OptionError(
             f"--zero-stage {options.zero_stage}: {options.deepspeed_config} has zero_optimization.stage {zero['stage']}"
         )
-    zero.setdefault("stage", 0)
+    options.zero_stage = zero.setdefault("stage", 0)
     ours = {
         "train_batch_size": options.global_batch_size,
         "train_micro_batch_size_per_gpu": options.micro_batch_size,

@@ -10,6 +10,8 @@ unevenly. The order of samples follows from the seed and the number of samples c
 import argparse
 import math
 import os
+import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +22,7 @@ import numpy as np
 import torch
 from megatron.core import parallel_state
 from pretrain_arguments import parse_arguments
+from pretrain_checkpoints import find_checkpoint, load_checkpoint, save_checkpoint
 from pretrain_data import (
     EvaluationSampler,
     GlobalOrderSampler,
@@ -40,11 +43,12 @@ from pretrain_engine import (
 from pretrain_evaluation import Evaluation, evaluate, summed_loss
 from pretrain_log import Log, SpikeDetector, TrainingStopped, Work, model_flops, peak_flops
 from pretrain_model import attention_kernel
+from pretrain_ranks import log
+from pretrain_signals import StopRequest
 from torch import distributed
 
 from megatron_bfp.attention import document_boundaries
 from megatron_bfp.command_line import run
-from megatron_bfp.errors import OptionError
 from megatron_bfp.preprocessing.tokenizers import load_tokenizer
 
 
@@ -60,8 +64,11 @@ class StepResult:
     work: Work
 
 
-def main() -> None:
+def main() -> int:
     """Train, or resume, as the command line says.
+
+    Returns:
+        The exit status: 0, or 128 and the number of the signal that stopped the run after a checkpoint.
 
     Raises:
         BFPError: bad options or data.
@@ -73,13 +80,20 @@ def main() -> None:
     config = engine_config(options, accumulation)
     dataset = build_train_dataset(options, tokenizer)
     valid = build_valid_dataset(options, tokenizer) if options.eval_interval else None
+    checkpoint = find_checkpoint(options)
+    if checkpoint and checkpoint.universal:
+        config.setdefault("checkpoint", {})["load_universal"] = True
     engine = build_engine(options, tokenizer.vocab_size, config)
-    iteration, consumed_samples = load_checkpoint(engine, options.load)
+    if checkpoint:
+        load_checkpoint(engine, checkpoint)
+    iteration = checkpoint.saved.iteration if checkpoint else 0
     log(f"samples: {len(dataset):,}; parameters: {num_parameters(engine):,}")
     log(f"attention kernel: {attention_kernel(engine.module)}")
+    if options.save:
+        log(f"SIGTERM and SIGUSR1 save and end the run; rank 0 is process {os.getpid()} on {socket.gethostname()}")
     replica, replicas = parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size()
     sampler = GlobalOrderSampler(
-        consumed_samples,
+        iteration * options.global_batch_size,
         options.train_iters * options.global_batch_size,
         options.micro_batch_size,
         options.global_batch_size,
@@ -95,49 +109,8 @@ def main() -> None:
         sampler = EvaluationSampler(min(len(valid), limit), options.micro_batch_size, replica, replicas)
         return evaluate(engine, micro_batches(valid, sampler, 0, device))
 
-    train(options, engine, batches, iteration, accumulation, dataset, evaluate_valid)
-
-
-def log(line: str) -> None:
-    """Print a line from rank 0."""
-    if distributed.get_rank() == 0:
-        print(line, flush=True)
-
-
-def load_checkpoint(engine: Any, folder: str | None) -> tuple[int, int]:
-    """Resume from the latest checkpoint of a folder.
-
-    Returns:
-        Iterations done and samples consumed; 0 and 0 where there is no checkpoint.
-
-    Raises:
-        OptionError: the folder names a checkpoint that is not there, or one of another global batch size.
-    """
-    if folder is None:
-        return 0, 0
-    latest = os.path.join(folder, "latest")
-    if not os.path.isfile(latest):
-        log(f"--load {folder}: no checkpoint there, starting from the beginning")
-        return 0, 0
-    with open(latest, encoding="utf-8") as file:
-        checkpoint = os.path.join(folder, file.read().strip())
-    if not os.path.isdir(checkpoint):
-        raise OptionError(f"--load {folder}: its file 'latest' names {checkpoint}, which is not there")
-    _, state = engine.load_checkpoint(folder)
-    if state["consumed_samples"] != state["iteration"] * engine.train_batch_size():
-        raise OptionError(
-            f"--load {checkpoint}: it was saved with --global-batch-size "
-            f"{state['consumed_samples'] // state['iteration']}, not {engine.train_batch_size()}; resume with that"
-        )
-    log(f"resumed from {checkpoint} at iteration {state['iteration']}")
-    return state["iteration"], state["consumed_samples"]
-
-
-def save_checkpoint(engine: Any, options: argparse.Namespace, iteration: int) -> None:
-    """Save everything a run needs to go on as if it had not stopped."""
-    state = {"iteration": iteration, "consumed_samples": iteration * options.global_batch_size}
-    engine.save_checkpoint(options.save, tag=f"iter_{iteration:07d}", client_state=state)
-    log(f"saved {os.path.join(options.save, f'iter_{iteration:07d}')}")
+    stopped_by = train(options, engine, batches, iteration, accumulation, dataset, evaluate_valid)
+    return 128 + stopped_by if stopped_by else 0
 
 
 def train(
@@ -148,14 +121,18 @@ def train(
     accumulation: int,
     dataset: Any,
     evaluate_valid: Callable[[], Evaluation | None],
-) -> None:
-    """Run steps until ``--train-iters`` or ``--exit-interval``.
+) -> int:
+    """Run steps until ``--train-iters``, ``--exit-interval``, ``--exit-duration-in-mins`` or a signal.
+
+    Returns:
+        The number of the signal, or 0.
 
     Raises:
         TrainingStopped: a loss is no number or a spike.
     """
     files = Log(options.json_log, options.tensorboard_dir) if distributed.get_rank() == 0 else Log(None, None)
     spikes, meter = SpikeDetector(options.loss_spike_factor), Meter(options, num_weights(engine))
+    request = StopRequest(engine.device, options.exit_duration_in_mins) if options.save else None
     while iteration < options.train_iters:
         lr = learning_rate(options, iteration)
         for group in engine.optimizer.param_groups:
@@ -168,17 +145,24 @@ def train(
         iteration += 1
         if iteration % options.log_interval == 0:
             report_step(options, files, iteration, lr, result, meter)
-        stop = options.exit_interval is not None and iteration % options.exit_interval == 0
+        stopped_by, time_is_up = request.agreed() if request else (0, False)
+        stop = stopped_by or time_is_up or (options.exit_interval and iteration % options.exit_interval == 0)
         last = iteration == options.train_iters
-        if options.eval_interval and (last or iteration % options.eval_interval == 0):
-            report_evaluation(files, iteration, evaluate_valid())
-            meter.restart()
-        due = options.save_interval is not None and iteration % options.save_interval == 0
+        due = options.save_interval and iteration % options.save_interval == 0
         if options.save and (due or stop or last):
             save_checkpoint(engine, options, iteration)
+            stopped_by = stopped_by or request.agreed()[0]  # a signal during the checkpoint, which is there now
             meter.restart()
+        if options.eval_interval and (last or not stopped_by and iteration % options.eval_interval == 0):
+            report_evaluation(files, iteration, evaluate_valid())
+            meter.restart()
+        if stopped_by and not last:
+            name = signal.Signals(stopped_by).name
+            log(f"stopped by {name} after iteration {iteration}, which is saved: the same command goes on from there")
+            return stopped_by
         if stop:
-            return
+            break
+    return 0
 
 
 class Meter:
@@ -297,9 +281,14 @@ def learning_rate(options: argparse.Namespace, iteration: int) -> float:
     return options.min_lr + (options.lr - options.min_lr) * 0.5 * (1.0 + math.cos(math.pi * done))
 
 
-if __name__ == "__main__":
+def start() -> int:
+    """Run ``main`` on this rank; returns its exit status, or that of its error."""
     rank, local_rank = (os.environ.get(name, "0") for name in ("RANK", "LOCAL_RANK"))
     status = run(main, "pretrain_gpt" if rank == "0" else f"pretrain_gpt (rank {rank})", quiet=local_rank != "0")
     if distributed.is_initialized():
         distributed.destroy_process_group()
-    sys.exit(status)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(start())

@@ -25,14 +25,15 @@ class Parser(argparse.ArgumentParser):
         raise OptionError(message)
 
 
-def run(main: Callable[[], None], name: str, quiet: bool = False) -> int:
+def run(main: Callable[[], int | None], name: str, quiet: bool = False) -> int:
     """Run a command and turn its errors into an exit status: 0 done, 2 bad options or input, 130 interrupted.
 
     Args:
+        main: returns a status of its own, or None when it is done.
         quiet: print nothing of errors in options; for all but one of several processes that have the same options.
     """
     try:
-        main()
+        return main() or 0
     except BFPError as error:
         if not (quiet and isinstance(error, OptionError)):
             print(f"{name}: error: {error}", file=sys.stderr, flush=True)
@@ -40,4 +41,3 @@ def run(main: Callable[[], None], name: str, quiet: bool = False) -> int:
     except KeyboardInterrupt:
         print(f"{name}: interrupted", file=sys.stderr, flush=True)
         return 130
-    return 0

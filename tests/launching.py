@@ -6,10 +6,15 @@ import re
 import socket
 import subprocess
 import sys
+import time
 
+import psutil
 from conftest import DATA, ROOT
 
-STEP = re.compile(r"^iteration (\d+)/\d+ \| loss (\S+) .* grad norm (\S+) .* consumed samples (\d+) ", re.MULTILINE)
+STEP = re.compile(
+    r"^(?:\S+: )?iteration (\d+)/\d+ \| loss (\S+) .* grad norm (\S+) .* consumed samples (\d+) ", re.MULTILINE
+)
+TRAINER = "examples/pretrain_gpt.py"
 ENVIRONMENT = os.environ | {
     "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
     "PATH": os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"],
@@ -49,11 +54,26 @@ def make_corpus(folder):
     return folder
 
 
-def launch(corpus, *options, ranks=2, train_iters=6, on_gpu=False):
-    """Run the trainer under ``deepspeed``; returns its exit status and output."""
+def launch(corpus, *options, ranks=2, train_iters=6, on_gpu=False, fault=None):
+    """Run the trainer under ``deepspeed``; returns its exit status and output.
+
+    Args:
+        fault: an accident that happens to it, as ``faulty_trainer.py`` describes them.
+    """
     environment = ENVIRONMENT if on_gpu else ENVIRONMENT | {"CUDA_VISIBLE_DEVICES": ""}
     command = ["deepspeed", "--num_gpus", str(ranks), "--master_port", str(free_port())]
-    command += [str(ROOT / "examples/pretrain_gpt.py"), "--train-iters", str(train_iters)]
+    if fault:
+        environment = environment | {"FAULT": fault}
+    command += trainer(
+        corpus, *options, train_iters=train_iters, script="tests/faulty_trainer.py" if fault else TRAINER
+    )
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, env=environment, cwd=corpus)
+    return done.returncode, done.stdout + done.stderr
+
+
+def trainer(corpus, *options, train_iters=6, script=TRAINER):
+    """The command line of a tiny run, from the script on; options given replace its own."""
+    command = [str(ROOT / script), "--train-iters", str(train_iters)]
     command += ["--group-query-attention", "--num-query-groups", "2", "--lr", "3e-3", "--lr-warmup-iters", "2"]
     command += ["--tokenizer-model", str(corpus / "tokenizer.json"), "--eod-token", "<eod>"]
     defaults = {"--global-batch-size": 8, "--micro-batch-size": 2, "--num-workers": 0, "--split": "90,5,5"}
@@ -62,16 +82,75 @@ def launch(corpus, *options, ranks=2, train_iters=6, on_gpu=False):
     for name, value in defaults.items():
         if name not in options:
             command += [name, str(value)]
-    command += map(str, options)
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, env=environment, cwd=corpus)
-    return done.returncode, done.stdout + done.stderr
+    return [*command, *map(str, options)]
 
 
 def train(corpus, *options, **keywords):
     """The printed (loss, gradient norm, consumed samples) of each iteration."""
     status, output = launch(corpus, *options, **keywords)
     assert status == 0, output[-5000:]
+    return steps(output)
+
+
+def steps(output):
+    """The printed (loss, gradient norm, consumed samples) of each iteration of a log."""
     return {int(iteration): values for iteration, *values in STEP.findall(output)}
+
+
+def in_folder(folder):
+    """Options that save to a folder and resume from it."""
+    return ("--save", folder, "--load", folder)
+
+
+class BackgroundRun:
+    """A launcher that runs while a test does something to it."""
+
+    def __init__(self, command, log, cwd, environment=ENVIRONMENT):
+        self.log = log
+        with open(log, "w") as file:
+            self.process = psutil.Popen(
+                command,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env=environment | {"CUDA_VISIBLE_DEVICES": ""},
+                cwd=cwd,
+                start_new_session=True,
+            )
+        self._children = []
+
+    def output(self):
+        return self.log.read_text()
+
+    def wait_for_steps(self, number, seconds=120):
+        """Wait until so many steps are printed, and remember the processes."""
+        end = time.monotonic() + seconds
+        while len(steps(self.output())) < number:
+            assert self.process.poll() is None and time.monotonic() < end, self.output()[-5000:]
+            time.sleep(0.02)
+        self._children = self.process.children(recursive=True)
+
+    def processes(self):
+        return [process for process in (self.process, *self._children) if process.is_running()]
+
+    def ranks(self):
+        """The processes that train, not those that launch them or read their samples."""
+        started = [process for process in self._children if "LOCAL_RANK" in process.environ()]
+        return [process for process in started if "LOCAL_RANK" not in process.parent().environ()]
+
+    def end(self, seconds=90):
+        """Wait for all processes to end; returns the launcher's exit status."""
+        _, alive = psutil.wait_procs([self.process, *self._children], timeout=seconds)
+        assert not alive, (alive, self.output()[-5000:])
+        return self.process.returncode
+
+    def kill(self):
+        """SIGKILL to all."""
+        for process in self.processes():
+            try:
+                process.kill()
+            except psutil.NoSuchProcess:
+                pass
+        psutil.wait_procs([self.process, *self._children], timeout=30)
 
 
 def as_numbers(steps):

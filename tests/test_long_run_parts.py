@@ -1,0 +1,151 @@
+"""Parts of long runs that need no launcher: which checkpoint is complete, what it may be resumed with, and signals."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT
+
+pytest.importorskip("deepspeed")
+
+import pretrain_checkpoints  # noqa: E402
+import torch  # noqa: E402
+from pretrain_arguments import parse_arguments  # noqa: E402
+from pretrain_checkpoints import Checkpoint, SavedRun, check_options, convert, open_checkpoint  # noqa: E402
+from pretrain_ranks import on_first_rank  # noqa: E402
+from pretrain_signals import STOP_SIGNALS, StopRequest, leave_signals_to_the_trainer  # noqa: E402
+from torch import distributed  # noqa: E402
+
+from megatron_bfp.errors import InputError, OptionError, SequenceIndexError  # noqa: E402
+
+SAVED = SavedRun(3, 24, 8, 4, 1, 1)
+NEEDED = "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --micro-batch-size 1 --train-iters 100"
+NEEDED += " --data-path data --seq-length 64 --tokenizer-model tokenizer.json"
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """Makes a complete checkpoint; returns its folder."""
+
+    def make(name):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "weights.pt").write_bytes(bytes(100))
+        content = vars(SAVED) | {"files": {"weights.pt": 100}}
+        (folder / "complete.json").write_text(json.dumps(content))
+        return folder
+
+    return make
+
+
+def test_a_complete_checkpoint_says_what_it_is(checkpoint):
+    folder = checkpoint("iter_0000003")
+    assert open_checkpoint(str(folder)) == Checkpoint(str(folder), SAVED, None)
+
+
+@pytest.mark.parametrize(
+    "spoil, problem",
+    [
+        (lambda folder: (folder / "complete.json").unlink(), "it has no complete.json: its run ended while writing it"),
+        (lambda folder: (folder / "complete.json").write_text('{"files'), "complete.json: "),
+        (lambda folder: (folder / "complete.json").write_text('{"files": {}}'), "complete.json: "),
+        (lambda folder: (folder / "weights.pt").unlink(), "weights.pt is missing"),
+        (lambda folder: os.truncate(folder / "weights.pt", 10), "weights.pt has 10 bytes, not 100"),
+    ],
+)
+def test_a_checkpoint_that_is_not_complete_is_skipped_by_name(checkpoint, monkeypatch, spoil, problem):
+    lines = []
+    monkeypatch.setattr(pretrain_checkpoints, "log", lines.append)
+    whole, spoilt = checkpoint("iter_0000999"), checkpoint("iter_10000000")
+    checkpoint("iter_0000003")
+    checkpoint("iter_10000001_universal")
+    spoil(spoilt)
+    found = pretrain_checkpoints._latest(str(whole.parent))
+    assert found.path == str(whole)
+    assert len(lines) == 1 and lines[0].startswith(f"--load {whole.parent}: skipped {spoilt}: {problem}")
+
+
+def test_an_empty_or_missing_folder_has_no_checkpoint(tmp_path):
+    assert pretrain_checkpoints._latest(str(tmp_path)) is None
+    assert pretrain_checkpoints._latest(str(tmp_path / "missing")) is None
+
+
+@pytest.mark.parametrize(
+    "text, named",
+    [
+        ("--global-batch-size 16", "--global-batch-size 8, not 16"),
+        ("--tensor-model-parallel-size 2", "--tensor-model-parallel-size 1, not 2"),
+        ("--zero-stage 3", "--zero-stage 1, not 3"),
+    ],
+)
+def test_options_that_a_checkpoint_does_not_fit_are_named(text, named):
+    fitting = parse_arguments(f"{NEEDED} --global-batch-size 8 --zero-stage 1".split())
+    check_options("there", SAVED, fitting)
+    other = parse_arguments(f"{NEEDED} --global-batch-size 8 --zero-stage 1 {text}".split())
+    with pytest.raises(OptionError, match=f"--load there: it was saved with {named}"):
+        check_options("there", SAVED, other)
+
+
+def test_what_deepspeed_cannot_convert_is_one_error(checkpoint, tmp_path):
+    folder = checkpoint("iter_0000003")
+    with pytest.raises(InputError, match="resume with the 4 data-parallel ranks that saved it, or mend that"):
+        convert(open_checkpoint(str(folder)), str(tmp_path))
+    saved = SavedRun(3, 24, 8, 4, tensor_model_parallel_size=2, zero_stage=3)
+    with pytest.raises(OptionError, match="cannot convert ZeRO 3 with tensor parallelism"):
+        convert(Checkpoint("there", saved, None), str(tmp_path))
+
+
+@pytest.fixture
+def one_rank():
+    """A process group of this process alone; signals are handled as before afterwards."""
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", STOP_SIGNALS)
+def test_a_signal_is_noted_and_kept(one_rank, number):
+    request = StopRequest(torch.device("cpu"), minutes=5)
+    assert request.agreed() == (0, False)
+    os.kill(os.getpid(), number)
+    assert request.agreed() == request.agreed() == (number, False)
+
+
+def test_the_time_of_a_run_is_up(one_rank):
+    assert StopRequest(torch.device("cpu"), minutes=0).agreed() == (0, True)
+
+
+def test_processes_that_read_samples_ignore_signals(one_rank):
+    leave_signals_to_the_trainer(0)
+    for number in STOP_SIGNALS:
+        os.kill(os.getpid(), number)
+
+
+def test_rank_0_works_and_errs_for_all(one_rank):
+    assert on_first_rank(lambda: [1]) == [1]
+
+    def err():
+        raise SequenceIndexError("damaged")
+
+    with pytest.raises(OptionError, match="damaged"):
+        on_first_rank(err)
+
+
+def test_a_reader_of_the_log_that_is_gone_stops_nothing():
+    """In a process of its own, whose output is a pipe that nobody reads."""
+    code = "import pretrain_ranks; pretrain_ranks.distributed.get_rank = lambda: 0\n"
+    code += "for _ in range(3): pretrain_ranks.log('lost')"
+    reader, writer = os.pipe()
+    os.close(reader)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "examples")])}
+    done = subprocess.run(
+        [sys.executable, "-c", code], stdout=writer, stderr=subprocess.PIPE, text=True, env=environment
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")
