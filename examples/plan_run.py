@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping
 
 import numpy as np
+from data_path import blend
 from estimate_memory import GB, estimate
 from recipe import Layout, number, read_recipe
 
@@ -65,9 +66,7 @@ def numbers(path: str, recipe: Mapping[str, str], layout: Layout) -> Iterator[tu
 def epochs(recipe: Mapping[str, str], layout: Layout, data_path: list[str]) -> Iterator[str]:
     """A line for each dataset: steps until it was seen once, and how often it is seen; or why that is not known."""
     samples = number(recipe, "train_iters") * layout.global_batch_size
-    prefixes, weights = data_path, None
-    if len(data_path) > 1 and not os.path.isfile(f"{data_path[0]}.idx"):
-        prefixes, weights = data_path[1::2], [float(weight) for weight in data_path[::2]]
+    prefixes, weights = blend(data_path)
     try:
         sequences = [training_sequences(prefix, recipe) for prefix in prefixes]
     except BFPError as error:

@@ -22,7 +22,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from pretrain_arguments import blend
+from data_path import blend
 
 import megatron_bfp
 from megatron_bfp.command_line import Parser, run
