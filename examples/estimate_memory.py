@@ -19,7 +19,7 @@ from recipe import Layout, number, read_recipe
 from megatron_bfp.command_line import Parser, run
 from megatron_bfp.errors import InputError
 
-GB = 10**9
+GB, MB = 10**9, 10**6
 REDUCE_BUCKET = 5 * 10**8
 """Elements of the buffer in which DeepSpeed joins gradients to reduce them (its ``reduce_bucket_size``)."""
 LIVE_PARAMETERS = 10**9
@@ -41,8 +41,9 @@ class Memory:
         return self.weights + self.gradients + self.optimizer + self.activations
 
     def __str__(self) -> str:
-        parts = ", ".join(f"{name} {value / GB:.1f}" for name, value in vars(self).items())
-        return f"{self.total / GB:.1f} GB: {parts}"
+        unit, name = (GB, "GB") if self.total >= GB else (MB, "MB")
+        parts = ", ".join(f"{part} {value / unit:.1f}" for part, value in vars(self).items())
+        return f"{self.total / unit:.1f} {name}: {parts}"
 
 
 def num_parameters(recipe: Mapping[str, str]) -> int:
@@ -64,15 +65,17 @@ def kept_per_token(recipe: Mapping[str, str]) -> int:
     """Elements that a layer keeps for the backward pass, for each token, without recomputation.
 
     Whole on each tensor-parallel rank: the inputs of both norms and of what follows each. Split between the ranks:
-    query, key and value as the kernel takes them, its result, and that as the projection takes it; the two halves of
-    the MLP's first product, the gate after its SiLU, and their product. On the CPU also what torch's norms keep, as
-    they are no kernel there, and each document's result before they are joined.
+    query, key and value as the kernel takes them, its result, and that in the order in which the projection takes it;
+    the MLP's first product, its two halves again (one after its SiLU), and what they make together. Rows of a
+    micro-batch of one need no new order, but its value is a view that keeps the joint product of all three. On the CPU
+    torch's norms are several operations and keep their result before its weights, and the kernel is one for each
+    document.
     """
     hidden, ffn, ranks = (number(recipe, name) for name in ("hidden_size", "ffn_hidden_size", "tensor_parallel"))
-    on_cpu = recipe["device"] == "cpu"
-    whole = 4 * hidden + (2 * hidden if on_cpu else 0)
-    split = 5 * hidden + 4 * ffn + (hidden if on_cpu else 0)
-    return whole + split // ranks
+    on_cpu, one_row = recipe["device"] == "cpu", number(recipe, "micro_batch_size") == 1
+    whole = 6 * hidden if on_cpu else 4 * hidden
+    in_attention = (7 if on_cpu else 6) if one_row else 5
+    return whole + (in_attention * hidden + 5 * ffn) // ranks
 
 
 def activations(recipe: Mapping[str, str]) -> int:

@@ -41,7 +41,7 @@ def dry_run(folder, launcher, recipe, *options, **variables):
     settings = {"HOSTFILE": "hosts", "NODES": 2, "NODE_RANK": 1, "MASTER_ADDR": "node-1", "DRY_RUN": 1}
     settings |= {"DATA_PATH": "0.3 a_text_document 0.7 b_text_document", "TOKENIZER_MODEL": "tokenizer.model"}
     environment = launching.ENVIRONMENT | {name: str(value) for name, value in (settings | variables).items()}
-    command = ["bash", str(LAUNCH / f"{launcher}.sh"), str(RECIPES / f"{recipe}.sh"), *options]
+    command = ["bash", str(LAUNCH / f"{launcher}.sh"), f"{RECIPES / recipe}.sh", *options]
     done = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment, timeout=60)
     return done.returncode, done.stdout + done.stderr
 
@@ -88,7 +88,7 @@ def test_twins_differ_in_the_data_alone():
 
 @pytest.mark.parametrize(
     "recipe, accumulation",
-    [("llama_7b_code_2k", (128, 32, 4)), ("llama_13b_text_2k", (128, 32, 4)), ("llama_13b_text_8k", (128, 32, 4))],
+    [("llama_7b_code_2k", (128, 32, 4)), ("llama_13b_text_2k", (256, 64, 8)), ("llama_13b_text_8k", (128, 32, 4))],
 )
 def test_a_global_batch_is_the_same_for_any_number_of_nodes(folder, recipe, accumulation):
     for nodes, expected in zip((1, 4, 32), accumulation, strict=True):
@@ -152,7 +152,7 @@ def test_the_environment_reaches_all_hosts_in_the_form_deepspeed_reads(folder):
 
 
 SRUN = """#!/usr/bin/env bash
-# As SLURM's: a task on each node, with SLURM's variables and none of torch's; the status of the worst.
+# As SLURM's: a task on each node, with SLURM's variables and none of torch's; the status of one that failed.
 while [[ $1 == --* ]]; do
     case $1 in --nodes | --ntasks | --ntasks-per-node) shift 2 ;; *) shift ;; esac
 done
@@ -168,32 +168,66 @@ exit $status
 SCONTROL = """#!/usr/bin/env bash
 [ "$*" = "show hostnames $SLURM_JOB_NODELIST" ] && printf 'localhost\\nlocalhost\\n'
 """
+PDSH = """#!/usr/bin/env bash
+# As pdsh over ssh: the words joined, run by a shell on each host that knows nothing of this one's environment.
+while [[ $1 == -* ]]; do
+    case $1 in
+        -w) IFS=, read -ra hosts <<<"$2"; shift 2 ;;
+        -S) shift ;;
+        *) shift 2 ;;
+    esac
+done
+status=0 tasks=() number=0
+for host in "${hosts[@]}"; do
+    command="$*"
+    env -i HOME="$HOME" PATH=/usr/bin:/bin CUDA_VISIBLE_DEVICES= bash -c "${command//%n/$number}" &
+    tasks+=($!) number=$((number + 1))
+done
+for task in "${tasks[@]}"; do wait "$task" || status=$?; done
+exit $status
+"""
 
 
-def test_slurms_script_trains_across_nodes(tmp_path):
-    """Two nodes of one rank, on this host; the script runs from a spool, as sbatch's copy does."""
-    pytest.importorskip("deepspeed")
-    launching.make_corpus(tmp_path)
-    for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
-        (tmp_path / name).write_text(text)
-        (tmp_path / name).chmod(0o755)
-    shutil.copy(LAUNCH / "slurm.sh", tmp_path / "slurm_script")
-    slurm = {"SLURM_JOB_ID": "4711", "SLURM_NNODES": "2", "SLURM_JOB_NODELIST": "node[1-2]"}
-    slurm |= {"SLURM_SUBMIT_DIR": str(ROOT), "MASTER_PORT": str(launching.free_port()), "GPUS_PER_NODE": "1"}
-    data = {"DATA_PATH": str(tmp_path / "data_text_document"), "TOKENIZER_MODEL": str(tmp_path / "tokenizer.json")}
-    environment = launching.ENVIRONMENT | slurm | data | {"EOD_TOKEN": "<eod>", "CUDA_VISIBLE_DEVICES": ""}
-    environment |= {"PATH": f"{tmp_path}{os.pathsep}{launching.ENVIRONMENT['PATH']}", "OUTPUT": str(tmp_path / "run")}
-    recipe = tmp_path / "two_steps.sh"
+def train_on_two_nodes(folder, script, stand_ins, **variables):
+    """What a launcher prints that trains two steps of the tiny recipe, smaller still, on two nodes of one rank each, which
+    are this host."""
+    launching.make_corpus(folder)
+    for name, text in stand_ins.items():
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    recipe = folder / "two_steps.sh"
     recipe.write_text(f'source "{RECIPES}/tiny.sh"\nseq_length=128\nsplit=90,5,5\ntrain_iters=2\nhidden_size=64\n')
-    done = subprocess.run(
-        ["bash", str(tmp_path / "slurm_script"), str(recipe)],
-        capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=200,
-    )  # fmt: skip
+    settings = {"DATA_PATH": "data_text_document", "TOKENIZER_MODEL": "tokenizer.json", "EOD_TOKEN": "<eod>"}
+    settings |= {"MASTER_PORT": launching.free_port(), "GPUS_PER_NODE": 1, "OUTPUT": folder / "run"}
+    settings |= {"PATH": f"{folder}{os.pathsep}{launching.ENVIRONMENT['PATH']}", "CUDA_VISIBLE_DEVICES": ""} | variables
+    environment = launching.ENVIRONMENT | {name: str(value) for name, value in settings.items()}
+    command = ["bash", str(script), str(recipe)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=folder, timeout=200)
     output = done.stdout + done.stderr
     assert done.returncode == 0, output[-5000:]
     assert "preflight: 2 nodes agree" in output
-    assert [int(iteration) for iteration, *_ in launching.STEP.findall(output)] == [1, 2]
-    assert (tmp_path / "run/checkpoints/latest").read_text() == "iter_0000002"
+    steps = re.findall(r"iteration (\d+)/2 \| loss", output)
+    assert steps == ["1", "2"] and "consumed samples 32 " in output
+    assert (folder / "run/checkpoints/latest").read_text() == "iter_0000002"
+    return output
+
+
+def test_slurms_script_trains_across_nodes(tmp_path):
+    """It runs from a spool, as sbatch's copy of it does."""
+    pytest.importorskip("deepspeed")
+    shutil.copy(LAUNCH / "slurm.sh", tmp_path / "slurm_script")
+    slurm = {"SLURM_JOB_ID": 4711, "SLURM_NNODES": 2, "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_SUBMIT_DIR": ROOT}
+    train_on_two_nodes(tmp_path, tmp_path / "slurm_script", {"srun": SRUN, "scontrol": SCONTROL}, **slurm)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["deepspeed_hostfile", "torchrun_hostfile"])
+def test_hostfile_launchers_train_across_nodes(tmp_path, launcher):
+    """Everything that a node needs reaches it, though its shell starts with nothing."""
+    pytest.importorskip("deepspeed")
+    (tmp_path / "hosts").write_text("localhost slots=1\n127.0.0.1 slots=1\n")
+    stand_ins = {"pdsh": PDSH, "ssh": "#!/usr/bin/env bash\n"}
+    train_on_two_nodes(tmp_path, LAUNCH / f"{launcher}.sh", stand_ins, HOSTFILE="hosts")
 
 
 def scripts():

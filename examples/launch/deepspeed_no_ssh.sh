@@ -13,12 +13,11 @@ MASTER_ADDR=${MASTER_ADDR:?set it to the name or address of the first node}
 source "$launch/common.sh"
 [ "$TRAINER" != megatron_lm ] || die "Megatron-LM starts with torchrun: use torchrun_hostfile.sh or slurm.sh"
 
-# deepspeed wants a hostfile here too, but asks it for nothing but the number of nodes and slots
-hostfile=$(mktemp)
-trap 'rm -f "$hostfile"' EXIT
-for ((rank = 0; rank < NODES; rank++)); do
-    echo "node-$rank slots=$GPUS_PER_NODE"
-done >"$hostfile"
+# deepspeed wants a hostfile here too, but asks it for nothing but the number of nodes and of their slots
+hostfile=$OUTPUT/hostfile-$NODE_RANK
+if [ "${DRY_RUN:-0}" = 0 ]; then
+    printf "node-%d slots=$GPUS_PER_NODE\n" $(seq "$NODES") >"$hostfile"
+fi
 run python "${preflight[@]}" --node-rank "$NODE_RANK"
 run deepspeed --hostfile "$hostfile" --no_ssh --node_rank "$NODE_RANK" --master_addr "$MASTER_ADDR" \
     --master_port "$MASTER_PORT" ${module:+--module "$module"} "$script" "${options[@]}"
