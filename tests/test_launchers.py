@@ -189,8 +189,10 @@ exit $status
 
 
 def train_on_two_nodes(folder, script, stand_ins, **variables):
-    """What a launcher prints that trains two steps of the tiny recipe, smaller still, on two nodes of one rank each, which
-    are this host."""
+    """What a launcher prints that trains two steps of the tiny recipe, made smaller, on two nodes of one rank.
+
+    Both nodes are this host.
+    """
     launching.make_corpus(folder)
     for name, text in stand_ins.items():
         (folder / name).write_text(text)

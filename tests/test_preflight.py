@@ -42,11 +42,11 @@ def nodes(tmp_path):
     return [tmp_path / name for name in NODES]
 
 
-def preflight(nodes, port=None, starting=None, **environments):
+def preflight(nodes, port=None, starting=None, gpus=0, **environments):
     """Exit statuses and the outputs of the nodes; ``environments`` has more variables for a node, by its letter."""
     port = port or free_port()
     options = ["--nodes", str(len(nodes)), "--master-addr", "127.0.0.1", "--master-port", str(port), "--timeout", "20"]
-    options += ["--gpus-per-node", "0", "--data-path", "data", "--seq-length", "64", "--split", "80,20"]
+    options += ["--gpus-per-node", str(gpus), "--data-path", "data", "--seq-length", "64", "--split", "80,20"]
     options += ["--tokenizer-model", "tokenizer.json", "--eod-token", "<eod>"]
     processes = []
     for rank, node in enumerate(nodes if starting is None else nodes[:starting]):
@@ -112,6 +112,12 @@ def test_another_version_of_a_package_is_found(nodes, tmp_path):
     path = {"PYTHONPATH": f"{other}{os.pathsep}{ENVIRONMENT['PYTHONPATH']}"}
     (line,) = problems(preflight(nodes, b=path))
     assert line.startswith("preflight: error: node node-b: deepspeed is 0.1.2, on node-a, node-c it is ")
+
+
+def test_missing_gpus_are_found(nodes):
+    hidden = {name[-1]: {"CUDA_VISIBLE_DEVICES": ""} for name in NODES}
+    lines = problems(preflight(nodes, gpus=8, **hidden))
+    assert lines == [f"preflight: error: node {name}: 0 GPUs, 8 are wanted (GPUS_PER_NODE)" for name in sorted(NODES)]
 
 
 def test_another_tokenizer_is_found(nodes):

@@ -17,7 +17,7 @@ options=(
     --save "$OUTPUT/checkpoints" --load "$OUTPUT/checkpoints" --save-interval "$save_interval"
     --eval-interval "$eval_interval" --eval-iters "$eval_iters" --log-interval "$log_interval"
     --tensorboard-dir "$OUTPUT/tensorboard"
-    --exit-signal-handler # a checkpoint before the end, where SLURM sends SIGTERM
+    --exit-signal-handler --exit-signal SIGUSR1 # SLURM's warning: a last checkpoint
 )
 # Its name for ZeRO 1, with gradients and weights travelling during the computation
 [ "$zero_stage" = 0 ] || options+=(--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather)
