@@ -41,7 +41,7 @@ def main() -> None:
     rows = list(numbers(options.recipe, recipe, layout))
     rows += [("epoch", text) for text in epochs(recipe, layout, options.data_path)]
     for name, text in rows:
-        print(f"{name:<28}{text}")
+        print(f"{name:<30}{text}")
 
 
 def numbers(path: str, recipe: Mapping[str, str], layout: Layout) -> Iterator[tuple[str, str]]:

@@ -40,6 +40,7 @@ def dry_run(folder, launcher, recipe, *options, **variables):
     """Exit status, and what a launcher prints that starts nothing."""
     settings = {"HOSTFILE": "hosts", "NODES": 2, "NODE_RANK": 1, "MASTER_ADDR": "node-1", "DRY_RUN": 1}
     settings |= {"DATA_PATH": "0.3 a_text_document 0.7 b_text_document", "TOKENIZER_MODEL": "tokenizer.model"}
+    settings |= {"EOD_TOKEN": "<|endoftext|>"}
     environment = launching.ENVIRONMENT | {name: str(value) for name, value in (settings | variables).items()}
     command = ["bash", str(LAUNCH / f"{launcher}.sh"), f"{RECIPES / recipe}.sh", *options]
     done = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment, timeout=60)
@@ -52,10 +53,12 @@ def commands(output):
 
 
 def training_options(output, script):
-    """The options of the training script in the last command, which for pdsh is a word of its own."""
+    """The options of the training script in the last command, as they arrive on a node: pdsh hands them to a shell."""
     words = commands(output)[-1]
     if words[0] == "pdsh":
         words = shlex.split(words[-1])
+    elif words[0] == "deepspeed" and "--no_ssh" not in words:
+        words = shlex.split(" ".join(words))
     return words[next(place for place, word in enumerate(words) if word.endswith(script)) + 1 :]
 
 
@@ -69,7 +72,8 @@ def test_the_trainer_accepts_the_options_of_each_recipe(folder, launcher):
         check, train = commands(output)
         assert any("preflight.py" in word for word in check)
         options = pretrain_arguments.parse_arguments(training_options(output, "pretrain_gpt.py"))
-        assert options.seed == 7 and options.data_path == ["0.3", "a_text_document", "0.7", "b_text_document"]
+        assert options.seed == 7 and options.eod_token == "<|endoftext|>"
+        assert options.data_path == ["0.3", "a_text_document", "0.7", "b_text_document"]
         assert options.data_impl == ("mmap" if "concat" in recipe else "bfp")
         assert options.dataloader_inter_document_masking == recipe.endswith("masked")
         assert options.global_batch_size * options.seq_length == (2**21 if recipe in FOR_GPUS else 2**13)

@@ -23,6 +23,7 @@ from test_launchers import dry_run, training_options  # noqa: E402
 from megatron_bfp.attention import document_boundaries  # noqa: E402
 
 TINY = ROOT / "examples/recipes/tiny.sh"
+MOSTLY_WEIGHTS = {"num_layers": "8", "hidden_size": "512", "ffn_hidden_size": "1536", "micro_batch_size": "1"}
 LEFT_OUT = ("--save", "--load", "--save-interval", "--eval-interval", "--eval-iters", "--json-log")
 
 
@@ -38,8 +39,10 @@ def corpus_of_recipe(folder, vocab_size):
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"num_layers": "8", "hidden_size": "512", "ffn_hidden_size": "1536", "micro_batch_size": "1"}],
-    ids=["tiny", "mostly weights"],
+    [
+        pytest.param({}, id="tiny"),
+        pytest.param(MOSTLY_WEIGHTS, id="mostly weights", marks=pytest.mark.slow),
+    ],
 )
 def test_the_estimate_is_what_a_run_takes(tmp_path, changes):
     recipe = read_recipe(TINY) | changes
@@ -72,7 +75,7 @@ def test_the_estimate_is_what_a_run_takes(tmp_path, changes):
     environment = launching.ENVIRONMENT | {"CUDA_VISIBLE_DEVICES": "", "MALLOC_MMAP_THRESHOLD_": "65536"}
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT / "examples"), environment["PYTHONPATH"]])
     done = subprocess.run(
-        [*command, *options, "--train-iters", "3", "--num-workers", "0"],
+        [*command, *options, "--train-iters", "2", "--num-workers", "0"],
         capture_output=True,
         text=True,
         env=environment,

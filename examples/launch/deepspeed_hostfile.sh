@@ -17,7 +17,14 @@ if [ "${DRY_RUN:-0}" = 0 ]; then
     assignments >"$OUTPUT/deepspeed_env"
     export DS_ENV_FILE=$OUTPUT/deepspeed_env # takes the place of .deepspeed_env
 fi
-deepspeed=(deepspeed --hostfile "$HOSTFILE" --num_nodes "$NODES" --num_gpus "$GPUS_PER_NODE"
-    --master_addr "$MASTER_ADDR" --master_port "$MASTER_PORT")
-run "${deepspeed[@]}" --no_local_rank "${preflight[@]}"
-run "${deepspeed[@]}" ${module:+--module "$module"} "$script" "${options[@]}"
+on_all_nodes() { # options of deepspeed, a script and its options
+    local word words=()
+    for word in "$@"; do # these go through a remote shell, and deepspeed quotes spaces alone: <|endoftext|> would be a pipe
+        [[ $NODES = 1 || $word = *' '* || $word =~ ^[[:alnum:]@%+=:,./_-]+$ ]] || word=$(printf '%q' "$word")
+        words+=("$word")
+    done
+    run deepspeed --hostfile "$HOSTFILE" --num_nodes "$NODES" --num_gpus "$GPUS_PER_NODE" \
+        --master_addr "$MASTER_ADDR" --master_port "$MASTER_PORT" "${words[@]}"
+}
+on_all_nodes --no_local_rank "${preflight[@]}"
+on_all_nodes ${module:+--module "$module"} "$script" "${options[@]}"
