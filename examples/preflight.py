@@ -51,7 +51,7 @@ def main() -> None:
     options = parse_arguments()
     if int(os.environ.get("LOCAL_RANK", "0")):  # DeepSpeed's launcher starts one for each GPU
         return
-    findings = {"node": options.node_name, **inspect(options)}
+    findings = {"node": options.node_name, "rank": options.node_rank, **inspect(options)}
     if options.node_rank:
         problems = report(findings, options)
     else:
@@ -242,6 +242,7 @@ def gather(findings: dict[str, Any], options: argparse.Namespace) -> list[str]:
         return compare([findings])
     with listener:
         connections, nodes = collect(listener, findings, options)
+        nodes.sort(key=lambda node: node["rank"])
         problems = compare(nodes)
         if len(nodes) < options.nodes:
             names = ", ".join(node["node"] for node in nodes)

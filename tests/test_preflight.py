@@ -42,10 +42,19 @@ def nodes(tmp_path):
     return [tmp_path / name for name in NODES]
 
 
-def preflight(nodes, port=None, starting=None, gpus=0, **environments):
+def preflight(nodes, port=None, starting=None, gpus=0, timeout=30, **environments):
     """Exit statuses and the outputs of the nodes; ``environments`` has more variables for a node, by its letter."""
     port = port or free_port()
-    options = ["--nodes", str(len(nodes)), "--master-addr", "127.0.0.1", "--master-port", str(port), "--timeout", "20"]
+    options = [
+        "--nodes",
+        str(len(nodes)),
+        "--master-addr",
+        "127.0.0.1",
+        "--master-port",
+        str(port),
+        "--timeout",
+        str(timeout),
+    ]
     options += ["--gpus-per-node", str(gpus), "--data-path", "data", "--seq-length", "64", "--split", "80,20"]
     options += ["--tokenizer-model", "tokenizer.json", "--eod-token", "<eod>"]
     processes = []
@@ -115,9 +124,8 @@ def test_another_version_of_a_package_is_found(nodes, tmp_path):
 
 
 def test_missing_gpus_are_found(nodes):
-    hidden = {name[-1]: {"CUDA_VISIBLE_DEVICES": ""} for name in NODES}
-    lines = problems(preflight(nodes, gpus=8, **hidden))
-    assert lines == [f"preflight: error: node {name}: 0 GPUs, 8 are wanted (GPUS_PER_NODE)" for name in sorted(NODES)]
+    (line,) = problems(preflight(nodes[:1], gpus=8, a={"CUDA_VISIBLE_DEVICES": ""}))
+    assert line == "preflight: error: node node-a: 0 GPUs, 8 are wanted (GPUS_PER_NODE)"
 
 
 def test_another_tokenizer_is_found(nodes):
@@ -139,6 +147,6 @@ def test_a_taken_port_is_found(nodes):
 
 
 def test_a_node_that_does_not_come_is_counted(nodes):
-    statuses, outputs = preflight(nodes, starting=2)
+    statuses, outputs = preflight(nodes, starting=2, timeout=10)
     assert statuses == [2, 2]
     assert "1 of 3 nodes did not report" in outputs[0] and "these did: node-a, node-b" in outputs[0]
