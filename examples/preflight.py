@@ -10,6 +10,7 @@ Fingerprints read a constant part of each file: its first and last 64 KiB and 25
 """
 
 import argparse
+import contextlib
 import hashlib
 import importlib.metadata
 import json
@@ -204,7 +205,7 @@ def report(findings: dict[str, Any], options: argparse.Namespace) -> list[str]:
         PreflightError: it does not answer.
     """
     place = f"{options.master_addr}:{options.master_port}"
-    end, answer = time.monotonic() + options.timeout, ""
+    end, answer, reason = time.monotonic() + options.timeout, "", "it closed the connection"
     while time.monotonic() < end and not answer:
         try:
             with socket.create_connection((options.master_addr, options.master_port), timeout=5) as connection:
@@ -213,10 +214,8 @@ def report(findings: dict[str, Any], options: argparse.Namespace) -> list[str]:
                 answer = connection.makefile(encoding="utf-8", errors="replace").readline()
         except OSError as error:
             reason = str(error)
+        if not answer:
             time.sleep(0.2)  # rank 0 may start later
-        else:
-            reason = "it closed the connection"
-            time.sleep(0.2)
     try:
         return json.loads(answer)["problems"]
     except (ValueError, KeyError, TypeError):
@@ -251,15 +250,13 @@ def gather(findings: dict[str, Any], options: argparse.Namespace) -> list[str]:
                 f"{options.master_port} within {options.timeout:.0f} s; these did: {names}"
             )
         for connection in connections:
-            connection.sendall(json.dumps({"problems": problems}).encode() + b"\n")
-        for (
-            connection
-        ) in connections:  # the other side closes first: a port is not free for a minute after its own close
-            connection.settimeout(5)
-            try:
+            with contextlib.suppress(OSError):  # a node that has gone
+                connection.sendall(json.dumps({"problems": problems}).encode() + b"\n")
+        for connection in connections:
+            # The other side closes first: the port of the one that does stays busy for a minute
+            with contextlib.suppress(OSError):
+                connection.settimeout(5)
                 connection.recv(1)
-            except OSError:
-                pass
             connection.close()
     return problems
 

@@ -19,7 +19,8 @@ if [ "${DRY_RUN:-0}" = 0 ]; then
 fi
 on_all_nodes() { # options of deepspeed, a script and its options
     local word words=()
-    for word in "$@"; do # these go through a remote shell, and deepspeed quotes spaces alone: <|endoftext|> would be a pipe
+    for word in "$@"; do
+        # For a remote shell, to which deepspeed quotes spaces alone: <|endoftext|> would be a pipe
         [[ $NODES = 1 || $word = *' '* || $word =~ ^[[:alnum:]@%+=:,./_-]+$ ]] || word=$(printf '%q' "$word")
         words+=("$word")
     done

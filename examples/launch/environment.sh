@@ -12,15 +12,16 @@ export PYTORCH_ALLOC_CONF=${PYTORCH_ALLOC_CONF:-expandable_segments:True}
 # Each rank and each reader of samples would start a thread for every core of the node
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 
-# Not set here, as only you know your network: NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME (the interface between nodes, such
-# as eth0, where a node has several) and NCCL_IB_HCA (the InfiniBand cards, where some are for storage)
+# Not set here, as only you know your network: NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME (the interface between nodes,
+# such as eth0, where a node has several) and NCCL_IB_HCA (the InfiniBand cards, where some are for storage)
 
 # What reaches other hosts over ssh. pdsh's remote shells know none of it, and DeepSpeed itself forwards only names that
 # begin with NCCL, PYTHON, UCX, MV2 or MLFLOW. Add your own here, such as LD_LIBRARY_PATH
 forwarded=(NCCL_DEBUG NCCL_IB_TIMEOUT NCCL_SOCKET_IFNAME NCCL_IB_HCA GLOO_SOCKET_IFNAME
     CUDA_DEVICE_MAX_CONNECTIONS PYTORCH_ALLOC_CONF OMP_NUM_THREADS PYTHONPATH)
 
-assignments() { # a line NAME=VALUE for each that is set, as DeepSpeed's .deepspeed_env has them: no comment, no empty line
+# NAME=VALUE for each that is set, as DeepSpeed reads its .deepspeed_env: it fails on comments and empty lines
+assignments() {
     local name
     for name in "${forwarded[@]}"; do
         [ -z "${!name:-}" ] || printf '%s=%s\n' "$name" "${!name}"

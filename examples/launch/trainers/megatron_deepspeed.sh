@@ -5,7 +5,7 @@ case $tokenizer_type in # its names
     HuggingFaceTokenizer) its_tokenizer_type=HFTokenizer ;;
     *) die "Megatron-DeepSpeed has no $tokenizer_type" ;;
 esac
-[ "$document_mask" != yes ] || die "$recipe: Megatron-DeepSpeed has no masks for concatenated documents; use TRAINER=megatron_lm"
+[ "$document_mask" != yes ] || die "Megatron-DeepSpeed cannot mask concatenated documents; use TRAINER=megatron_lm"
 [ "$device" != cpu ] || die "$recipe trains on CPUs, Megatron-DeepSpeed needs GPUs"
 
 module=megatron_bfp
@@ -27,7 +27,8 @@ options=(
     --tensorboard-dir "$OUTPUT/tensorboard"
 )
 [ "$precision" != bf16 ] || options+=(--bf16)
-[ "$recompute" != full ] || options+=(--deepspeed-activation-checkpointing --recompute-granularity full --recompute-method uniform)
+[ "$recompute" != full ] ||
+    options+=(--deepspeed-activation-checkpointing --recompute-granularity full --recompute-method uniform)
 
 deepspeed_config=$(cat <<END
 {

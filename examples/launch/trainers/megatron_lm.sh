@@ -11,7 +11,7 @@ options=(
     --lr "$lr" --min-lr "$min_lr" --lr-decay-style cosine --lr-warmup-iters "$lr_warmup_iters"
     --weight-decay "$weight_decay" --adam-beta1 "$adam_beta1" --adam-beta2 "$adam_beta2" --clip-grad "$clip_grad"
     --tensor-model-parallel-size "$tensor_parallel"
-    --calculate-per-token-loss # micro-batches have different numbers of targets: a mean of means would weigh them unequally
+    --calculate-per-token-loss # micro-batches have different numbers of targets, which a mean of means would weigh alike
     --data-impl "$data_impl" --data-path "${data_path[@]}" --split "$split" --no-create-attention-mask-in-dataloader
     --tokenizer-type "$tokenizer_type" --tokenizer-model "$TOKENIZER_MODEL"
     --save "$OUTPUT/checkpoints" --load "$OUTPUT/checkpoints" --save-interval "$save_interval"
