@@ -1,0 +1,54 @@
+# shellcheck shell=bash
+# What all launchers share: the recipe, the environment, the trainer's options, the numbers. They source it with
+#
+#   NODES, MASTER_ADDR              set by the launcher
+#   RECIPE [OPTIONS]                the launcher's arguments; OPTIONS go to the trainer as they are
+#   DATA_PATH="[WEIGHT] PREFIX ..." TOKENIZER_MODEL=FILE [EOD_TOKEN=TEXT] [TOKENIZER_TYPE=TYPE]
+#   [GPUS_PER_NODE=8] [MASTER_PORT=29500] [OUTPUT=FOLDER, which all nodes share; default runs/RECIPE]
+#   [TRAINER=megatron_lm|megatron_deepspeed MEGATRON_PATH=CHECKOUT]
+#   [DRY_RUN=1: print commands and numbers, start nothing]
+# shellcheck disable=SC2034,SC2154  # between the launcher and the recipe
+examples=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+
+die() {
+    printf '%s: error: %s\n' "$(basename "$0")" "$*" >&2
+    exit 2
+}
+
+run() { # a command: shown, and run unless this is a dry run
+    printf '+'
+    printf ' %q' "$@"
+    printf '\n'
+    [ "${DRY_RUN:-0}" != 0 ] || "$@"
+}
+
+[ $# -gt 0 ] || die "which recipe? one of $(cd "$examples/recipes" && echo llama*.sh tiny.sh)"
+recipe=$1
+shift
+[ -f "$recipe" ] || die "$recipe: no such recipe"
+[ -n "${DATA_PATH:-}" ] || die "set DATA_PATH to the dataset, its path without .bin or .idx"
+[ -n "${TOKENIZER_MODEL:-}" ] || die "set TOKENIZER_MODEL to the tokenizer's file"
+
+# shellcheck source=/dev/null
+source "$recipe"
+# shellcheck source=environment.sh
+source "$examples/launch/environment.sh"
+tokenizer_type=${TOKENIZER_TYPE:-$tokenizer_type}
+GPUS_PER_NODE=${GPUS_PER_NODE:-8}
+MASTER_PORT=${MASTER_PORT:-29500}
+OUTPUT=${OUTPUT:-$PWD/runs/$(basename "$recipe" .sh)}
+read -ra data_path <<<"$DATA_PATH"
+export PYTHONPATH="${examples%/*}${PYTHONPATH:+:$PYTHONPATH}" # the same megatron_bfp on all nodes
+
+# These set script, module (the Python module that runs the script, or nothing) and options
+# shellcheck source=trainers/pretrain_gpt.sh
+source "$examples/launch/trainers/${TRAINER:=pretrain_gpt}.sh"
+options+=("$@")
+
+preflight=("$examples/preflight.py" --nodes "$NODES" --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT"
+    --gpus-per-node "$([ "$device" = cpu ] && echo 0 || echo "$GPUS_PER_NODE")"
+    --data-impl "$data_impl" --data-path "${data_path[@]}" --split "$split" --seq-length "$seq_length"
+    --tokenizer-type "$tokenizer_type" --tokenizer-model "$TOKENIZER_MODEL" ${EOD_TOKEN:+--eod-token "$EOD_TOKEN"})
+
+python "$examples/plan_run.py" "$recipe" --nodes "$NODES" --gpus-per-node "$GPUS_PER_NODE" --data-path "${data_path[@]}"
+[ "${DRY_RUN:-0}" != 0 ] || mkdir -p "$OUTPUT"

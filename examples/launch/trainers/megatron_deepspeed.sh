@@ -1,0 +1,49 @@
+# shellcheck shell=bash disable=SC2034,SC2154  # between common.sh and the recipe
+# A recipe as options of Megatron-DeepSpeed's pretrain_gpt.py, MEGATRON_PATH being its checkout.
+case $tokenizer_type in # its names
+    SentencePieceTokenizer) its_tokenizer_type=GPTSentencePieceTokenizer ;;
+    HuggingFaceTokenizer) its_tokenizer_type=HFTokenizer ;;
+    *) die "Megatron-DeepSpeed has no $tokenizer_type" ;;
+esac
+[ "$document_mask" != yes ] || die "Megatron-DeepSpeed cannot mask concatenated documents; use TRAINER=megatron_lm"
+[ "$device" != cpu ] || die "$recipe trains on CPUs, Megatron-DeepSpeed needs GPUs"
+
+module=megatron_bfp
+script=${MEGATRON_PATH:?set it to the checkout of Megatron-DeepSpeed}/pretrain_gpt.py
+options=(
+    --num-layers "$num_layers" --hidden-size "$hidden_size" --ffn-hidden-size "$ffn_hidden_size"
+    --num-attention-heads "$num_attention_heads" --seq-length "$seq_length" --max-position-embeddings "$seq_length"
+    --use-rotary-position-embeddings --normalization rmsnorm --swiglu --disable-bias-linear
+    --untie-embeddings-and-output-weights --attention-dropout 0 --hidden-dropout 0 --use-flash-attn-v2
+    --micro-batch-size "$micro_batch_size" --global-batch-size "$global_batch_size" --train-iters "$train_iters"
+    --lr "$lr" --min-lr "$min_lr" --lr-decay-style cosine --lr-warmup-iters "$lr_warmup_iters"
+    --weight-decay "$weight_decay" --adam-beta1 "$adam_beta1" --adam-beta2 "$adam_beta2" --clip-grad "$clip_grad"
+    --tensor-model-parallel-size "$tensor_parallel" --no-pipeline-parallel
+    --deepspeed --deepspeed_config "$OUTPUT/deepspeed.json" --zero-stage "$zero_stage"
+    --data-impl "$data_impl" --data-path "${data_path[@]}" --split "$split"
+    --tokenizer-type "$its_tokenizer_type" --tokenizer-model "$TOKENIZER_MODEL"
+    --save "$OUTPUT/checkpoints" --load "$OUTPUT/checkpoints" --save-interval "$save_interval"
+    --eval-interval "$eval_interval" --eval-iters "$eval_iters" --log-interval "$log_interval"
+    --tensorboard-dir "$OUTPUT/tensorboard"
+)
+[ "$precision" != bf16 ] || options+=(--bf16)
+[ "$recompute" != full ] ||
+    options+=(--deepspeed-activation-checkpointing --recompute-granularity full --recompute-method uniform)
+
+deepspeed_config=$(cat <<END
+{
+  "train_batch_size": $global_batch_size,
+  "train_micro_batch_size_per_gpu": $micro_batch_size,
+  "gradient_clipping": $clip_grad,
+  "zero_optimization": {"stage": $zero_stage},
+  "bf16": {"enabled": $([ "$precision" = bf16 ] && echo true || echo false)},
+  "data_types": {"grad_accum_dtype": "fp32"}
+}
+END
+)
+if [ "${DRY_RUN:-0}" != 0 ]; then
+    printf '%s:\n%s\n' "$OUTPUT/deepspeed.json" "$deepspeed_config"
+else
+    mkdir -p "$OUTPUT"
+    printf '%s\n' "$deepspeed_config" >"$OUTPUT/deepspeed.json"
+fi

@@ -1,0 +1,314 @@
+"""Check the nodes of a cluster before training, so that what is wrong is told in a line and not by a hanging run.
+
+The launchers start it once on each node. Each looks at what training will need: the dataset, its sequence index and the
+tokenizer can be read, packages and GPUs are there. The node of rank 0 listens on the master port, as training will,
+gathers what the others found, and compares: all must have read the same bytes and run the same versions. So it finds
+also a port that is taken and nodes that cannot reach each other. Every node ends with status 0 if all is well, else 2;
+that of rank 0 prints a line for each problem, with the node's name.
+
+Fingerprints read a constant part of each file: its first and last 64 KiB and 256 blocks between them.
+"""
+
+import argparse
+import contextlib
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import socket
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from data_path import blend
+
+import megatron_bfp
+from megatron_bfp.command_line import Parser, run
+from megatron_bfp.errors import BFPError, OptionError
+from megatron_bfp.index_format import IndexKey, build_command, document_range, index_places, sampled_fingerprint
+from megatron_bfp.indexed_dataset import IndexedDataset, bin_path
+from megatron_bfp.memory_maps import map_file
+from megatron_bfp.preprocessing.tokenizers import load_tokenizer
+from megatron_bfp.sequence_index import SequenceIndex
+from megatron_bfp.splits import SPLIT_NAMES, split_fractions
+
+PACKAGES = ("torch", "megatron-core", "deepspeed", "flash-attn", "transformer-engine", "numpy")
+GREETING = "megatron_bfp preflight"
+
+
+class PreflightError(BFPError):
+    """The cluster is not ready; the message has a line for each problem."""
+
+
+def main() -> None:
+    """Check this node, and all of them together.
+
+    Raises:
+        BFPError: something is wrong.
+    """
+    options = parse_arguments()
+    if int(os.environ.get("LOCAL_RANK", "0")):  # DeepSpeed's launcher starts one for each GPU
+        return
+    findings = {"node": options.node_name, "rank": options.node_rank, **inspect(options)}
+    if options.node_rank:
+        problems = report(findings, options)
+    else:
+        problems = gather(findings, options)
+    if problems:
+        lines = "\npreflight: error: ".join(problems)
+        raise PreflightError(lines if options.node_rank == 0 else "the node of rank 0 says why")
+    if options.node_rank == 0:
+        print(f"preflight: {options.nodes} nodes agree: {', '.join(sorted(map(told, facts(findings))))}", flush=True)
+
+
+def parse_arguments() -> argparse.Namespace:
+    """The options; those about data are the trainer's.
+
+    Raises:
+        OptionError: one has a value that cannot be honoured.
+    """
+    parser = Parser(prog="preflight", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    rank = next((os.environ[name] for name in ("NODE_RANK", "CROSS_RANK", "SLURM_NODEID") if name in os.environ), 0)
+    parser.add_argument("--nodes", type=int, required=True)
+    parser.add_argument("--node-rank", type=int, default=int(rank), help="default: as the launcher tells it")
+    parser.add_argument("--node-name", default=socket.gethostname())
+    parser.add_argument("--master-addr", required=True)
+    parser.add_argument("--master-port", type=int, required=True)
+    parser.add_argument("--timeout", type=float, default=120, help="seconds to wait for the other nodes")
+    parser.add_argument("--gpus-per-node", type=int, required=True, help="0: trains on CPUs, GPUs are not looked for")
+    parser.add_argument("--data-impl", choices=("bfp", "mmap"), default="bfp")
+    parser.add_argument("--data-path", nargs="+", required=True)
+    parser.add_argument("--split", default="969,30,1")
+    parser.add_argument("--seq-length", type=int, required=True)
+    parser.add_argument("--tokenizer-type", default="HuggingFaceTokenizer")
+    parser.add_argument("--tokenizer-model", required=True)
+    parser.add_argument("--eod-token")
+    parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if not 0 <= options.node_rank < options.nodes:
+        raise OptionError(f"--node-rank {options.node_rank}: not one of {options.nodes} nodes")
+    return options
+
+
+def inspect(options: argparse.Namespace) -> dict[str, Any]:
+    """What this node has: "facts", which must be the same everywhere, and "problems", which it sees by itself."""
+    found: dict[str, str] = versions()
+    problems: list[str] = []
+    for check in (check_data, check_tokenizer, check_gpus):
+        try:
+            found |= check(options)
+        except (BFPError, OSError) as error:
+            problems.append(str(error))
+    return {"facts": found, "problems": problems}
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and the packages, and the source of this one, of which checkouts may differ."""
+    found = {"Python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    package = Path(megatron_bfp.__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted([*package.rglob("*.py"), *Path(__file__).parent.glob("*.py")]):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return found | {"megatron_bfp": f"{megatron_bfp.__version__} (source {digest.hexdigest()[:12]})"}
+
+
+def check_data(options: argparse.Namespace) -> dict[str, str]:
+    """Fingerprints of every dataset and its sequence indexes.
+
+    Raises:
+        BFPError: one cannot be read, or an index has not been built.
+    """
+    found = {}
+    for prefix in blend(options.data_path)[0]:
+        dataset = IndexedDataset(prefix)
+        found[f"{prefix}.idx"] = fingerprint(dataset.idx_content)
+        found[f"{prefix}.bin"] = fingerprint(map_file(bin_path(prefix)))
+        if options.data_impl == "bfp":
+            found |= check_indexes(dataset, options)
+    return found
+
+
+def check_indexes(dataset: IndexedDataset, options: argparse.Namespace) -> dict[str, str]:
+    """Fingerprints of a dataset's sequence indexes for training and validation.
+
+    Raises:
+        BFPError: one has not been built, or is damaged or stale.
+    """
+    found = {}
+    for name, fractions in zip(SPLIT_NAMES[:2], split_fractions(options.split)):
+        if fractions is None:
+            continue
+        key = IndexKey(options.seq_length, *document_range(fractions, dataset.num_documents))
+        path = os.path.join(index_places(dataset)[0], key.name)
+        if not os.path.isdir(path):
+            raise OptionError(f"no sequence index {path}; build it: {build_command(dataset, key, options.split)}")
+        SequenceIndex(path, dataset)
+        found[f"{dataset.prefix}'s {name} index"] = hashlib.sha256(Path(path, "index.json").read_bytes()).hexdigest()
+    return found
+
+
+def check_tokenizer(options: argparse.Namespace) -> dict[str, str]:
+    """Fingerprint of the tokenizer's files.
+
+    Raises:
+        BFPError: it cannot be loaded.
+        OSError: a file cannot be read.
+    """
+    tokenizer = load_tokenizer(options.tokenizer_type, options.tokenizer_model, options.eod_token)
+    path = Path(options.tokenizer_model)
+    digest = hashlib.sha256(f"{tokenizer.vocab_size} {tokenizer.eod}".encode())
+    for file in sorted(path.glob("tokenizer*")) if path.is_dir() else [path]:
+        digest.update(file.read_bytes())
+    return {"tokenizer": digest.hexdigest()}
+
+
+def check_gpus(options: argparse.Namespace) -> dict[str, str]:
+    """Names of the GPUs, and what drives them.
+
+    Raises:
+        OptionError: there are fewer than ``--gpus-per-node``.
+    """
+    if options.gpus_per_node == 0:
+        return {}
+    import torch
+
+    count = torch.cuda.device_count()
+    if count < options.gpus_per_node:
+        raise OptionError(f"{count} GPUs, {options.gpus_per_node} are wanted (GPUS_PER_NODE)")
+    names = Counter(torch.cuda.get_device_name(device) for device in range(options.gpus_per_node))
+    gpus = ", ".join(f"{number} x {name}" for name, number in sorted(names.items()))
+    nccl = ".".join(map(str, torch.cuda.nccl.version()))
+    return {"GPUs": gpus, "CUDA": str(torch.version.cuda), "NCCL": nccl}
+
+
+def fingerprint(content: Any) -> str:
+    """Size and sampled sha256 of a file, as one text."""
+    found = sampled_fingerprint(content)
+    return f"{found['bytes']} bytes, {found['sampled_sha256']}"
+
+
+def report(findings: dict[str, Any], options: argparse.Namespace) -> list[str]:
+    """Send this node's findings to that of rank 0 and wait for its verdict.
+
+    Returns:
+        The problems of all nodes.
+
+    Raises:
+        PreflightError: it does not answer.
+    """
+    place = f"{options.master_addr}:{options.master_port}"
+    end, answer, reason = time.monotonic() + options.timeout, "", "it closed the connection"
+    while time.monotonic() < end and not answer:
+        try:
+            with socket.create_connection((options.master_addr, options.master_port), timeout=5) as connection:
+                connection.sendall(json.dumps({"greeting": GREETING, **findings}).encode() + b"\n")
+                connection.settimeout(max(1.0, end - time.monotonic()))
+                answer = connection.makefile(encoding="utf-8", errors="replace").readline()
+        except OSError as error:
+            reason = str(error)
+        if not answer:
+            time.sleep(0.2)  # rank 0 may start later
+    try:
+        return json.loads(answer)["problems"]
+    except (ValueError, KeyError, TypeError):
+        detail = f"what answers there is no preflight: {answer[:40]!r}" if answer else reason
+        raise PreflightError(f"node {options.node_name}: no answer from rank 0 at {place}: {detail}") from None
+
+
+def gather(findings: dict[str, Any], options: argparse.Namespace) -> list[str]:
+    """Listen on the master port, compare the findings of all nodes, and tell them.
+
+    Returns:
+        A line for each problem.
+    """
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # training binds the port again in a moment
+    try:
+        listener.bind(("", options.master_port))
+        listener.listen(options.nodes)
+    except OSError as error:
+        findings["problems"].append(
+            f"port {options.master_port} cannot be used: {error.strerror}; choose another MASTER_PORT"
+        )
+        return compare([findings])
+    with listener:
+        connections, nodes = collect(listener, findings, options)
+        nodes.sort(key=lambda node: node["rank"])
+        problems = compare(nodes)
+        if len(nodes) < options.nodes:
+            names = ", ".join(node["node"] for node in nodes)
+            problems.append(
+                f"{options.nodes - len(nodes)} of {options.nodes} nodes did not report to {options.master_addr}:"
+                f"{options.master_port} within {options.timeout:.0f} s; these did: {names}"
+            )
+        for connection in connections:
+            with contextlib.suppress(OSError):  # a node that has gone
+                connection.sendall(json.dumps({"problems": problems}).encode() + b"\n")
+        for connection in connections:
+            # The other side closes first: the port of the one that does stays busy for a minute
+            with contextlib.suppress(OSError):
+                connection.settimeout(5)
+                connection.recv(1)
+            connection.close()
+    return problems
+
+
+def collect(
+    listener: socket.socket, findings: dict[str, Any], options: argparse.Namespace
+) -> tuple[list[socket.socket], list[dict[str, Any]]]:
+    """Wait for the findings of the other nodes.
+
+    Returns:
+        Connections to them, open; the findings of all.
+    """
+    connections, nodes = [], [findings]
+    end = time.monotonic() + options.timeout
+    while len(nodes) < options.nodes and time.monotonic() < end:
+        listener.settimeout(max(0.01, end - time.monotonic()))
+        try:
+            connection, _ = listener.accept()
+            connection.settimeout(5)
+            node = json.loads(connection.makefile(encoding="utf-8").readline())
+            if node.pop("greeting") != GREETING:
+                raise ValueError
+        except (OSError, ValueError, KeyError, AttributeError):
+            continue  # a passer-by
+        connections.append(connection)
+        nodes.append(node)
+    return connections, nodes
+
+
+def compare(nodes: list[dict[str, Any]]) -> list[str]:
+    """A line for each problem that a node has by itself, and for each fact in which it differs from most."""
+    problems = [f"node {node['node']}: {problem}" for node in nodes for problem in node["problems"]]
+    for name in dict.fromkeys(name for node in nodes for name in node["facts"]):
+        values = [(node["node"], node["facts"][name]) for node in nodes if name in node["facts"]]
+        usual = Counter(value for _, value in values).most_common(1)[0][0]
+        agreeing = [node for node, value in values if value == usual]
+        others = ", ".join(agreeing[:3]) + (" and others" if len(agreeing) > 3 else "")
+        problems += [
+            f"node {node}: {name} is {value}, on {others} it is {usual}" for node, value in values if value != usual
+        ]
+    return problems
+
+
+def facts(findings: dict[str, Any]) -> list[tuple[str, str]]:
+    """The facts that people read: versions and GPUs, not fingerprints."""
+    return [(name, value) for name, value in findings["facts"].items() if len(value) < 50 and value != "not installed"]
+
+
+def told(fact: tuple[str, str]) -> str:
+    """A fact as words."""
+    return " ".join(fact)
+
+
+if __name__ == "__main__":
+    sys.exit(run(main, "preflight"))
