@@ -293,18 +293,19 @@ def current_umask():
 # Races
 
 
-def build_in_child(prefix, key, start):
-    time.sleep(max(0.0, start - time.monotonic()))
+def build_in_child(prefix, key, start, delay):
+    start.wait()
+    time.sleep(delay)
     dataset = IndexedDataset(prefix)
     index = build(dataset, key, index_directory(prefix))
     os._exit(0 if len(index) else 1)
 
 
-def wait_for_a_build(directory, seconds):
-    """Until a builder has begun to write."""
+def wait_for_a_build(directory, key, seconds):
+    """Until a builder has begun to write, or one is done."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        if directory.is_dir() and any(name.startswith(".") for name in os.listdir(directory)):
+        if directory.is_dir() and any(name.startswith(".") or name == key.name for name in os.listdir(directory)):
             return
         time.sleep(0.001)
 
@@ -329,19 +330,20 @@ def test_racing_and_killed_builders_leave_one_whole_index(tmp_path):
     while rounds < 50 or (min(killed_rounds, 3 * leftover_rounds) <= 10 and rounds < 300):
         rounds += 1
         shutil.rmtree(directory)
-        start = time.monotonic() + 0.15
+        start = context.Event()  # starting a process takes longer than a build, where this one is large
         builders = [
-            context.Process(target=build_in_child, args=(dataset.prefix, key, start + rng.random() * 0.01))
+            context.Process(target=build_in_child, args=(dataset.prefix, key, start, rng.random() * 0.01))
             for _ in range(8)
         ]
         for builder in builders:
             builder.start()
+        start.set()
         victims = rng.sample(builders, rng.choice([0, 1, 4, 8, 8]))
         if len(victims) == 8:  # in the middle of a build, however busy the machine is
-            wait_for_a_build(directory, seconds=5)
+            wait_for_a_build(directory, key, seconds=5)
             time.sleep(rng.random() * latest_kill / 4)
         else:
-            time.sleep(max(0.0, start + rng.random() * latest_kill - time.monotonic()))
+            time.sleep(rng.random() * latest_kill)
         for victim in victims:
             victim.kill()
         for builder in builders:

@@ -176,8 +176,8 @@ def test_a_weighted_blend_trains(corpus, copy):
     "options, named",
     [
         (["--global-batch-size", 7], "--global-batch-size 7"),
-        (["--split", "90,abc,5"], "--split '90,abc,5'"),
-        (["--train-iters", "abc"], "--train-iters"),
+        pytest.param(["--split", "90,abc,5"], "--split '90,abc,5'", marks=pytest.mark.slow),
+        pytest.param(["--train-iters", "abc"], "--train-iters", marks=pytest.mark.slow),
         (["--data-path", "nowhere"], "nowhere.idx: no such file"),
         (["--data-path", "DATA", "COPY", "--train-iters", 10_000], "give a weight"),
     ],
@@ -189,7 +189,7 @@ def test_bad_options_are_one_line_and_status_2(corpus, copy, options, named):
     assert sorted(os.listdir(corpus)) == before
 
 
-@pytest.mark.parametrize("data_impl", ["bfp", "mmap"])
+@pytest.mark.parametrize("data_impl", ["bfp", pytest.param("mmap", marks=pytest.mark.slow)])
 def test_damaged_data_is_one_line_and_status_2(corpus, copy, data_impl):
     with open(f"{copy}.bin", "r+b") as file:
         file.truncate(1000)
