@@ -40,7 +40,7 @@ def corpus_of_recipe(folder, vocab_size):
 @pytest.mark.parametrize(
     "changes",
     [
-        pytest.param({}, id="tiny"),
+        pytest.param({}, id="tiny", marks=pytest.mark.slow),
         pytest.param(MOSTLY_WEIGHTS, id="mostly weights", marks=pytest.mark.slow),
     ],
 )
@@ -121,7 +121,7 @@ def elements_kept(num_layers, recipe):
 @pytest.mark.skipif(
     torch.cuda.is_available(), reason="on a GPU autograd keeps less, as kernels do what several operations do"
 )
-@pytest.mark.parametrize("micro_batch_size", [pytest.param(1, marks=pytest.mark.slow), 4])
+@pytest.mark.parametrize("micro_batch_size", [1, 4])
 def test_what_a_layer_keeps_is_counted_right(micro_batch_size):
     initialize_megatron()
     recipe = read_recipe(TINY) | {"micro_batch_size": str(micro_batch_size)}

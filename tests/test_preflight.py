@@ -123,13 +123,11 @@ def test_another_version_of_a_package_is_found(nodes, tmp_path):
     assert line.startswith("preflight: error: node node-b: deepspeed is 0.1.2, on node-a, node-c it is ")
 
 
-@pytest.mark.slow
 def test_missing_gpus_are_found(nodes):
     (line,) = problems(preflight(nodes[:1], gpus=8, a={"CUDA_VISIBLE_DEVICES": ""}))
     assert line == "preflight: error: node node-a: 0 GPUs, 8 are wanted (GPUS_PER_NODE)"
 
 
-@pytest.mark.slow
 def test_another_tokenizer_is_found(nodes):
     text = (nodes[1] / "tokenizer.json").read_text()
     (nodes[1] / "tokenizer.json").write_text(text.replace('"b"', '"c"'))
@@ -148,6 +146,7 @@ def test_a_taken_port_is_found(nodes):
     assert outputs == [f"preflight: error: node node-a: {reason}\n"]
 
 
+@pytest.mark.slow
 def test_a_node_that_does_not_come_is_counted(nodes):
     statuses, outputs = preflight(nodes, starting=2, timeout=10)
     assert statuses == [2, 2]

@@ -72,10 +72,8 @@ def twenty_steps_of_one_rank(corpus):
 EVERY_KIND = [(stage, tensor, data) for stage in (0, 1, 2, 3) for tensor in (1, 2) for data in (1, 2)]
 
 
-@pytest.mark.parametrize(
-    "zero_stage, tensor_parallel, data_parallel",
-    [pytest.param(*kind, marks=[] if kind == (3, 2, 1) else pytest.mark.slow) for kind in EVERY_KIND],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("zero_stage, tensor_parallel, data_parallel", EVERY_KIND)
 def test_every_kind_of_parallelism_trains_like_one_rank(
     corpus, twenty_steps_of_one_rank, tmp_path, zero_stage, tensor_parallel, data_parallel
 ):

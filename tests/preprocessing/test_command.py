@@ -319,7 +319,7 @@ def test_a_file_that_is_cut_off_leaves_nothing(tmp_path, tokenizer_file, workers
     assert files(tmp_path) == ["in.jsonl.gz"]
 
 
-@pytest.mark.parametrize("moment", [0.3, 1, 4])
+@pytest.mark.parametrize("moment", [0.3, 1, pytest.param(4, marks=pytest.mark.slow)])
 def test_an_interrupted_run_says_so_and_keeps_finished_shards_only(tmp_path, tokenizer_file, no_fast_library, moment):
     """Ctrl-C and a scheduler's SIGTERM reach the whole group of processes."""
     path = tmp_path / "in.jsonl"
