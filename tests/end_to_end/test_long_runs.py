@@ -71,6 +71,7 @@ def test_a_run_killed_while_it_saves_goes_on_from_the_checkpoint_before(
     assert steps(second)[5] == steps(third)[5]
 
 
+@pytest.mark.slow
 def test_other_numbers_of_ranks_go_on_with_the_same_samples(corpus, stopped_and_killed, reference, tmp_path):
     shutil.copytree(stopped_and_killed[0], tmp_path / "checkpoints")
     options = (*ZERO, *in_folder(tmp_path / "checkpoints"))
