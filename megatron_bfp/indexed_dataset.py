@@ -481,8 +481,13 @@ class IdxWriter:
         self._missing_documents -= len(sequences_per_document)
 
     def finish(self) -> None:
-        """Force everything to disk. All sequences and documents must have been added."""
-        assert self._missing_sequences == self._missing_documents == 0, "not the number that was announced"
+        """Force everything to disk.
+
+        Raises:
+            IndexedDatasetError: other numbers of sequences and documents were added than announced.
+        """
+        if self._missing_sequences or self._missing_documents:
+            raise IndexedDatasetError(f"{self.path}: not as many sequences and documents as announced; write it again")
         try:
             for file in (self._lengths, self._pointers, self._documents):
                 file.close()
