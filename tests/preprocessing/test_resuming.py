@@ -284,10 +284,11 @@ def test_a_worker_that_is_killed_is_replaced(corpus, tmp_path, tokenizer_file, n
         text=True,
     )
     deadline = time.monotonic() + 60
-    while not list(tmp_path.glob("out.shards/*.part")) and time.monotonic() < deadline:
+    unfinished_shards = []
+    while not unfinished_shards and time.monotonic() < deadline:
         time.sleep(0.02)
-    (part, *_) = tmp_path.glob("out.shards/*.part")
-    worker = int(part.name.split("-")[-1].removesuffix(".part"))
+        unfinished_shards = list(tmp_path.glob("out.shards/[0-9]*-[0-9]*.part"))  # not the one of the file `run`
+    worker = int(unfinished_shards[0].name.split("-")[-1].removesuffix(".part"))
     os.kill(worker, signal.SIGKILL)
     _, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
