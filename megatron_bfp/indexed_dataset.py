@@ -19,7 +19,7 @@ import numpy as np
 
 from .errors import IndexedDatasetError, InputError
 from .files import open_exclusively, sync_file
-from .memory_maps import expect_next, expect_scattered_reads, map_file
+from .memory_maps import ScatteredReads, expect_next, expect_scattered_reads, map_file
 from .progress import Progress, without_progress
 
 MAGIC = b"MMIDIDX\x00\x00"
@@ -104,11 +104,13 @@ class IndexedDataset:
         """Tokens of each document, as something that slices like an array."""
         return DocumentLengths(self)
 
-    def spans(self, documents: np.ndarray) -> list[tuple[int, int]]:
+    def spans(self, documents: np.ndarray, sequences: np.ndarray | None = None) -> list[tuple[int, int]]:
         """Where documents lie in the .bin.
 
         Args:
             documents: int64 [k] document ids.
+            sequences: int64 [k], where it is known that each of them is one sequence: which. It saves looking that up,
+                a third of what is read.
 
         Returns:
             The first token and the end of each, counted in tokens from the start of the .bin.
@@ -118,13 +120,19 @@ class IndexedDataset:
             IndexedDatasetError: the .idx contradicts itself there.
         """
         itemsize = self.dtype.itemsize
+        reads = self._reads_of_documents if sequences is None else self._reads_of_sequences
+        reads.begin(documents if sequences is None else sequences)
         try:  # one sequence a document, its length and the next pointer in accord: few operations, this is a hot path
-            sequences = self.document_indices[documents]
+            if sequences is None:
+                sequences, next_sequences = self.document_indices[documents], self.document_indices[documents + 1]
+            else:
+                next_sequences = sequences + 1
             starts = self.sequence_pointers[sequences].tolist()
             lengths = self.sequence_lengths[sequences].tolist()
-            ends = self.sequence_pointers[self.document_indices[documents + 1]].tolist()
+            ends = self.sequence_pointers[next_sequences].tolist()
         except IndexError:  # also where the last document is among them: no pointer follows it
             return self._checked_spans(documents)
+        reads.end(len(documents))
         spans = []
         for document, sequence, start, length, end in zip(
             documents.tolist(), sequences.tolist(), starts, lengths, ends, strict=True
@@ -237,6 +245,8 @@ class IndexedDataset:
         self.sequence_lengths = np.frombuffer(content, np.int32, self.num_sequences, HEADER_BYTES)
         self.sequence_pointers = np.frombuffer(content, np.int64, self.num_sequences, pointers_at)
         self.document_indices = np.frombuffer(content, np.int64, num_indices, pointers_at + self.num_sequences * 8)
+        self._reads_of_sequences = ScatteredReads(self.sequence_pointers, self.sequence_lengths)
+        self._reads_of_documents = ScatteredReads(self.document_indices, self.sequence_pointers, self.sequence_lengths)
 
     def _open_bin(self) -> None:
         path = bin_path(self.prefix)

@@ -6,10 +6,12 @@ of a pass count as this process's memory long after it went by. Advice changes s
 out where the system has none.
 """
 
+import contextlib
 import errno
 import mmap
 import os
 import resource
+import time
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -17,6 +19,11 @@ import numpy as np
 
 SMALL = 1 << 14
 """Bytes of an array that is read rather than mapped: a map takes a page or more and holds a file open."""
+SLOW_READ, SLOW_ITEM = 50e-6, 10e-6
+"""Seconds of a read, and of each of its items, above which pages seem to come from a disk. From the cache an item takes
+1e-6; one wait for a disk takes 20e-6 to 1e-3."""
+ASKED_READS = 16
+"""Reads that have their pages asked for after one that was slow."""
 
 Opened = TypeVar("Opened")
 
@@ -77,18 +84,59 @@ def expect_next(array: np.ndarray, first: int, end: int) -> np.ndarray:
     return array[first:end]
 
 
+class ScatteredReads:
+    """Reads of the same few items from several arrays of one map, with the pages asked for beforehand where that pays.
+
+    A page that is not cached costs a wait for the disk, and a dozen pages a dozen waits, unless they are asked for
+    together. But asking is a system call a page, which would double the time of a read from the cache. So it is done
+    after a read that was slow, for the next ``ASKED_READS``; the one after them shows whether reads still are.
+
+    Args:
+        arrays: views of a read-only map.
+    """
+
+    def __init__(self, *arrays: np.ndarray) -> None:
+        mapped = _mapping(arrays[0]) if hasattr(mmap, "MADV_WILLNEED") else None
+        self._advise = mapped.madvise if mapped is not None else None
+        self._places = [(_offset(array, mapped), array.itemsize) for array in arrays] if mapped is not None else []
+        self._num_asked = 0  # of the reads to come
+        self._began = 0.0
+
+    def begin(self, items: np.ndarray) -> None:
+        """Items [k] of each array are read now. One that does not exist is left for the read itself to refuse."""
+        self._began = time.perf_counter()
+        if self._num_asked and self._advise is not None:
+            for item in items.tolist():
+                for start, itemsize in self._places:
+                    page = (start + item * itemsize) // mmap.PAGESIZE * mmap.PAGESIZE
+                    with contextlib.suppress(ValueError, OverflowError, OSError):  # beyond the map
+                        self._advise(mmap.MADV_WILLNEED, page, mmap.PAGESIZE)
+
+    def end(self, num_items: int) -> None:
+        """They have been read."""
+        if self._num_asked:
+            self._num_asked -= 1
+        elif time.perf_counter() - self._began > SLOW_READ + num_items * SLOW_ITEM:
+            self._num_asked = ASKED_READS
+
+
 def _advise(array: np.ndarray, advice: str) -> None:
     """Give advice on the pages that hold ``array``, a view of a read-only map."""
     mapped = _mapping(array)
     if mapped is None or array.nbytes == 0 or not hasattr(mmap, advice):
         return
-    start = _address(array) - _address(np.frombuffer(mapped, dtype=np.uint8))
+    start = _offset(array, mapped)
     first_page = start // mmap.PAGESIZE * mmap.PAGESIZE
     mapped.madvise(getattr(mmap, advice), first_page, start + array.nbytes - first_page)
 
 
 def _address(array: np.ndarray) -> int:
     return array.__array_interface__["data"][0]
+
+
+def _offset(array: np.ndarray, mapped: mmap.mmap) -> int:
+    """Bytes from the start of the map to the array."""
+    return _address(array) - _address(np.frombuffer(mapped, dtype=np.uint8))
 
 
 def _mapping(array: np.ndarray) -> mmap.mmap | None:

@@ -59,6 +59,7 @@ class SequenceIndex:
         except OSError as error:
             raise SequenceIndexError(f"{error.filename or self.path}: cannot be read: {error.strerror}") from None
         self.counts: dict[str, int] = metadata["counts"]
+        self._shift = _shift_to_sequences(dataset, self.key, self.counts)
         self.idx_sha256: str = metadata["fingerprint"]["sha256"]
 
     def __reduce__(self) -> tuple:
@@ -103,7 +104,8 @@ class SequenceIndex:
         for document in documents:
             if not self.key.first_document <= document < self.key.end_document:
                 self._refuse(sequence, f"names document {document}")
-        document_spans = self.dataset.spans(entry.documents)
+        sequences = None if self._shift is None else entry.documents + self._shift
+        document_spans = self.dataset.spans(entry.documents, sequences)
         if entry.full_chunk is not None:
             ((start, end),) = document_spans
             if entry.full_chunks != (end - start) // seq_length:
@@ -218,6 +220,17 @@ def _open_table(path: str, key: IndexKey, metadata: dict[str, Any], dataset: Ind
     if counts["documents"] != key.end_document - key.first_document or not _is_sound(table, counts, key):
         raise damaged(path, dataset, "its arrays contradict index.json")
     return table
+
+
+def _shift_to_sequences(dataset: IndexedDataset, key: IndexKey, counts: dict[str, int]) -> int | None:
+    """What to add to a document's id to get its sequence's, if each document is one sequence, as nearly always.
+
+    That is certain where there are as many sequences as documents and no document is empty: one with none would be.
+    """
+    if counts["empty_documents"] or key.first_document == key.end_document:
+        return None
+    first, end = (int(dataset.document_indices[document]) for document in (key.first_document, key.end_document))
+    return first - key.first_document if end - first == key.end_document - key.first_document else None
 
 
 def _is_sound(table: SequenceTable, counts: dict[str, int], key: IndexKey) -> bool:

@@ -1,5 +1,6 @@
 """Advice on memory maps changes no content and takes a pass out of this process's memory; limits on open files."""
 
+import mmap
 import os
 import re
 import subprocess
@@ -9,7 +10,16 @@ import numpy as np
 import pytest
 from conftest import ROOT
 
-from megatron_bfp.memory_maps import SMALL, _mapping, expect_next, expect_scattered_reads, load_array
+from megatron_bfp import memory_maps
+from megatron_bfp.memory_maps import (
+    ASKED_READS,
+    SMALL,
+    ScatteredReads,
+    _mapping,
+    expect_next,
+    expect_scattered_reads,
+    load_array,
+)
 
 
 def resident_file_pages():
@@ -47,6 +57,63 @@ def test_small_arrays_are_read_and_large_ones_mapped(tmp_path):
         found = load_array(str(tmp_path / f"{size}.npy"))
         assert np.array_equal(found, array)
         assert (_mapping(found) is not None) == is_mapped
+
+
+def forget_cached_pages(path):
+    """What is on the disk is read from there next time."""
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def pages_asked_for(reads):
+    """The numbers of the pages that are asked for, as they are."""
+    asked, advise = [], reads._advise
+
+    def note(advice, start, size):
+        advise(advice, start, size)
+        asked.append(start // mmap.PAGESIZE)
+
+    reads._advise = note
+    return asked
+
+
+def test_pages_are_asked_for_after_a_slow_read_and_no_longer_when_reads_are_fast(tmp_path, monkeypatch):
+    per_page = mmap.PAGESIZE // 8
+    np.arange(64 * per_page).tofile(tmp_path / "file")
+    array = np.frombuffer(memory_maps.map_file(str(tmp_path / "file")), np.int64)
+    expect_scattered_reads(array)
+    reads = ScatteredReads(array[: 32 * per_page], array[32 * per_page :].view(np.int32))
+    asked = pages_asked_for(reads)
+
+    def read(items):
+        reads.begin(np.array(items))
+        reads.end(len(items))
+
+    monkeypatch.setattr(memory_maps, "SLOW_READ", -1.0)  # every read is slow
+    read([0])
+    assert asked == []
+    read([0, 3 * per_page, 40 * per_page])
+    assert asked == [0, 32, 3, 33, 40, 52]
+    forget_cached_pages(tmp_path / "file")
+    monkeypatch.setattr(memory_maps, "SLOW_READ", 1.0)  # none is
+    for _ in range(ASKED_READS - 1):
+        read([1])
+    assert len(asked) == 6 + 2 * (ASKED_READS - 1)
+    read([1])
+    read([1])
+    assert len(asked) == 6 + 2 * (ASKED_READS - 1)
+    assert np.array_equal(array, np.arange(64 * per_page))
+
+
+def test_asking_for_items_that_are_not_there_is_left_to_the_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(memory_maps, "SLOW_READ", -1.0)
+    np.arange(4096).tofile(tmp_path / "file")
+    array = np.frombuffer(memory_maps.map_file(str(tmp_path / "file")), np.int64)
+    for reads in (ScatteredReads(array), ScatteredReads(np.arange(4))):
+        for items in ([0], [-(10**6), 10**15, -1, 10**6, 2**62]):
+            reads.begin(np.array(items))
+            reads.end(len(items))
 
 
 OPEN_MANY = """

@@ -11,6 +11,7 @@ from oracle import best_fit_decreasing, best_fit_decreasing_capped, chunk_length
 
 import megatron_bfp
 from megatron_bfp import packing as packing_module
+from megatron_bfp.packing import _first_above
 
 SEQ_LENGTHS = [1, 2, 3, 7, 64, 100, 1000, 1023, 1024, 2047, 2048, 4097, 5000]
 
@@ -131,6 +132,55 @@ def test_documents_of_one_length_of_no_length_and_no_documents():
     assert [packing[i].tolist() for i in range(3)] == [[[0, 0, 8]], [[1, 0, 8]], [[2, 0, 8]]]
     packing = megatron_bfp.pack([3], 1)
     assert [packing[i].tolist() for i in range(3)] == [[[0, 0, 1]], [[0, 1, 1]], [[0, 2, 1]]]
+
+
+def full_chunks(kind, size, generator):
+    """Full chunks of each document that has some: as in any corpus, sorted by length, a few far longer, one each."""
+    return {
+        "any": generator.integers(1, 4, size),
+        "sorted": np.sort(generator.integers(1, 1000, size)),
+        "heavy tail": (generator.pareto(0.5, size) * 3).astype(np.int64) + 1,
+        "one each": np.ones(size, np.int64),
+    }[kind]
+
+
+@pytest.mark.parametrize("kind", ["any", "sorted", "heavy tail", "one each"])
+def test_the_document_of_a_full_chunk_is_found_as_by_bisection(kind):
+    generator = np.random.default_rng(len(kind))
+    for size in (1, 2, 511, 512, 513, 514, 1024, 5000, 60_000):
+        ends = np.cumsum(full_chunks(kind, size, generator))
+        table = np.stack([np.arange(size), ends], axis=1)
+        for value in (0, int(ends[-1]) - 1, *ends[:-1][-2:].tolist(), *generator.integers(0, ends[-1], 50).tolist()):
+            assert _first_above(table[:, 1], value) == np.searchsorted(ends, value, side="right")
+
+
+def test_the_document_of_a_full_chunk_is_found_with_few_reads_of_pages():
+    """Bisection of 4 M documents takes 22 steps, the last eight of them in one page."""
+    ends = np.cumsum(np.random.default_rng(3).integers(1, 4, 1 << 22))
+
+    class Probed:
+        def __init__(self):
+            self.pages = set()
+
+        def __len__(self):
+            return len(ends)
+
+        def __getitem__(self, item):
+            first, last = (item.start, item.stop - 1) if isinstance(item, slice) else (item, item)
+            self.pages |= {first % len(ends) // 256, last % len(ends) // 256}
+            return ends[item]
+
+    for value in np.random.default_rng(4).integers(0, ends[-1], 100).tolist():
+        probed = Probed()
+        assert _first_above(probed, value) == np.searchsorted(ends, value, side="right")
+        assert len(probed.pages) <= 10
+
+
+def test_damaged_counts_of_full_chunks_do_not_make_the_search_endless():
+    generator = np.random.default_rng(5)
+    for _ in range(50):
+        counts = generator.integers(-(2**62), 2**62, 10_000)
+        assert 0 <= _first_above(counts, int(generator.integers(0, 2**40))) < 10_000
 
 
 @pytest.mark.parametrize("index", [-1, 4, 100])

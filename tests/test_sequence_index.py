@@ -56,6 +56,39 @@ def test_an_index_holds_what_packing_gives(dataset, index):
     }
 
 
+@pytest.mark.parametrize(
+    ("documents", "shift"),
+    [
+        ([[5], [12], [3], [16], [2], [9]], 0),
+        ([[5, 4], [12], [3], [16], [2], [9]], 1),
+        ([[], [12], [3], [16], [2], [9]], -1),
+        ([[5], [12], [0], [16], [2], [9]], None),
+        ([[5], [12, 1], [], [16], [2], [9]], None),
+        ([[5], [12, 1], [3], [16], [2], [9]], None),
+    ],
+)
+def test_documents_of_one_sequence_each_are_not_looked_up(tmp_path, documents, shift):
+    """Documents 1 to 5 of ``documents``, which are lengths of sequences."""
+    prefix = str(tmp_path / "data")
+    with IndexedDatasetWriter(prefix, np.int32) as writer:
+        writer.add(
+            np.arange(sum(map(sum, documents)), dtype=np.int32),
+            np.array([length for document in documents for length in document]),
+            np.array([len(document) for document in documents]),
+        )
+        writer.finalize()
+    dataset = IndexedDataset(prefix)
+    index = build(dataset, IndexKey(8, 1, 5), index_directory(prefix))
+    lengths = [sum(document) for document in documents]
+    packing = pack(lengths[1:5], 8)
+    assert index._shift == shift
+    for i in range(len(index)):
+        assert index.chunks(i).tolist() == (packing[i] + [1, 0, 0]).tolist()
+        for (document, offset, length), (start, end, document_end) in zip(index.chunks(i).tolist(), index.positions(i)):
+            assert start == sum(lengths[:document]) + offset and end == start + length
+            assert document_end == sum(lengths[: document + 1])
+
+
 def test_positions_are_where_the_chunks_lie(dataset, index):
     for i in range(len(index)):
         for (document, offset, length), (start, end, document_end) in zip(index.chunks(i), index.positions(i)):
