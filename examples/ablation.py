@@ -25,7 +25,8 @@ import numpy as np
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir))
 
 from ablation_data import CorpusSize, make_corpus  # noqa: E402
-from ablation_report import METHODS, Result, report  # noqa: E402
+from ablation_report import Result, report  # noqa: E402
+from data_methods import METHODS  # noqa: E402
 from intervals import checked_seeds  # noqa: E402
 from quickstart_data import EOD  # noqa: E402
 from recipe import read_recipe  # noqa: E402
@@ -72,7 +73,7 @@ SIZES = {
     ),
     "cpu": Size(
         _model(2, 128, 384, 4) | {"seq-length": 512, "micro-batch-size": 8, "global-batch-size": 8, "lr": 3e-3},
-        CorpusSize(train_bytes=6_000_000, valid_documents=300, longest=4_000, vocab_size=4096),
+        CorpusSize(train_bytes=6_000_000, valid_documents=250, longest=4_000, vocab_size=4096),
         Sampling(prompts=256, prompt_tokens=192, completion_tokens=96),
     ),
     "gpu": Size(
@@ -84,12 +85,6 @@ SIZES = {
 }
 FULL_RECIPE = "llama_7b_code_2k"
 FULL_SAMPLING = Sampling(prompts=1024, prompt_tokens=512, completion_tokens=512)
-DATA_OPTIONS = {
-    "concat": {"data-impl": "mmap"},
-    "concat_masked": {"data-impl": "mmap", "dataloader-inter-document-masking": True},
-    "pack": {"data-impl": "bfp"},
-}
-"""For each of ``METHODS``."""
 
 
 def small_runs(folder: str, size: Size, seeds: int) -> tuple[list[TrainingRun], str]:
@@ -106,7 +101,7 @@ def small_runs(folder: str, size: Size, seeds: int) -> tuple[list[TrainingRun], 
     common |= {"num-workers": 0, "log-interval": 10}
     runs = []
     for seed in range(1, seeds + 1):
-        for method, data in DATA_OPTIONS.items():
+        for method, (_, data) in METHODS.items():
             own = _run_folder(folder, method, seed)
             # methods would write megatron-core's indices of concatenation under the same names at the same time
             options = {**size.options, **common, **data, "seed": seed, "data-cache-path": os.path.join(own, "cache")}

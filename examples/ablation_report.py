@@ -4,16 +4,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from intervals import Interval, over_items, over_seeds
+from data_methods import BASELINE, METHODS
+from intervals import Interval, over_items, over_seeds, verdict
 
 from megatron_bfp.tables import format_table
 
-METHODS = {
-    "concat": "concatenation",
-    "concat_masked": "concatenation, document mask",
-    "pack": "packing",
-}
-BASELINE = "concat"
 PAPER_PERPLEXITY = {"concat": "9.64", "concat_masked": "9.53", "pack": "9.53"}
 """Appendix C.3: 2,048 tokens, text, 13B parameters."""
 PAPER_UNDEFINED = {"concat": "5.10, 9.52", "concat_masked": "-", "pack": "2.41, 3.97"}
@@ -91,17 +86,17 @@ def perplexity_part(results: Mapping[str, Sequence[Result]]) -> str:
     """The table of perplexities."""
     first = results[BASELINE][0]
     rows, said = [], []
-    for method, name in METHODS.items():
+    for method, (name, _) in METHODS.items():
         losses = [of_all(mean_loss, result, len(first.losses)) for result in results[method]]
         mean = over_seeds(np.exp(losses).tolist())
         row = [name, mean.text(2), "-", "-", PAPER_PERPLEXITY[method]]
         if method != BASELINE:
             found = difference(mean_loss, results[method], results[BASELINE], len(first.losses))
             row[2:4] = [_as_percent(interval).text(2) for interval in found]
-            said.append(verdict(name, "perplexity", found))
+            said.append(verdict(name, METHODS[BASELINE].title, "perplexity", found))
         rows.append(row)
     masked_alone = difference(mean_loss, results["pack"], results["concat_masked"], len(first.losses))
-    said.append(verdict(METHODS["pack"], "perplexity", masked_alone, METHODS["concat_masked"]))
+    said.append(verdict(METHODS["pack"].title, METHODS["concat_masked"].title, "perplexity", masked_alone))
     header = ["", "perplexity", "difference, %, over seeds", "difference, %, over documents", "paper"]
     table = format_table(header, rows, markdown=True)
     counted = f"{len(first.losses):,} held-out documents, {int(first.targets.sum()):,} targets, "
@@ -117,24 +112,17 @@ def undefined_part(results: Mapping[str, Sequence[Result]], reference: Result) -
     """The table of undefined names."""
     prompts = len(reference.parses)
     rows, said = [], []
-    for method, name in METHODS.items():
+    for method, (name, _) in METHODS.items():
         parsing = 100 * np.mean([result.parses.mean() for result in results[method]])
         shares = [of_all(undefined_share, result, prompts) for result in results[method]]
         row = [name, f"{parsing:.1f}", over_seeds(shares).text(1), "-", "-", PAPER_UNDEFINED[method]]
         if method != BASELINE:
             found = difference(undefined_share, results[method], results[BASELINE], prompts)
             row[3:5] = [interval.text(1) for interval in found]
-            said.append(verdict(name, "the share of undefined names", found))
+            said.append(verdict(name, METHODS[BASELINE].title, "the share of undefined names", found))
         rows.append(row)
     share = of_all(undefined_share, reference, prompts)
     rows.append(["the held-out files", f"{100 * reference.parses.mean():.1f}", f"{share:.1f}", "-", "-", "-"])
     header = ["", "parse, %", "of these with undefined names, %", "difference, points, over seeds"]
     table = format_table([*header, "difference, points, over prompts", "paper, %"], rows, markdown=True)
     return f"{table}\n\n{prompts:,} prompts, one completion each, for each seed; 95 % intervals. {' '.join(said)}"
-
-
-def verdict(name: str, what: str, found: tuple[Interval, Interval], baseline: str = METHODS[BASELINE]) -> str:
-    """One sentence: a difference is one if neither interval holds 0."""
-    if any(not np.isfinite(interval).all() or interval.contains(0.0) for interval in found):
-        return f"Between {name} and {baseline}, no difference in {what} shows at this size."
-    return f"With {name}, {what} is {'lower' if found[0].mean < 0 else 'higher'} than with {baseline}."

@@ -61,3 +61,10 @@ def over_items(statistic: Callable[[np.ndarray], np.ndarray], items: int, value:
     blocks = [generator.multinomial(items, np.full(items, 1 / items), 100) for _ in range(RESAMPLES // 100)]
     low, high = np.nanpercentile(np.concatenate([statistic(block) for block in blocks]), [2.5, 97.5])
     return Interval(value, float(low), float(high))
+
+
+def verdict(name: str, baseline: str, what: str, found: Sequence[Interval]) -> str:
+    """One sentence: a difference is one if no interval of it holds 0."""
+    if any(not np.isfinite(interval).all() or interval.contains(0.0) for interval in found):
+        return f"Between {name} and {baseline}, no difference in {what} shows at this size."
+    return f"With {name}, {what} is {'lower' if found[0].mean < 0 else 'higher'} than with {baseline}."

@@ -12,7 +12,6 @@ With ``--train``, small transformers learn both from packed documents, by the ex
 positions are compared with the formula's.
 """
 
-import json
 import math
 import os
 import sys
@@ -23,11 +22,11 @@ import numpy as np
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir))
 
+from synthetic_data import EOD, write_documents, write_tokenizer  # noqa: E402
 from training_runs import TrainingRun, train  # noqa: E402
 
 from megatron_bfp.command_line import Parser, run  # noqa: E402
 from megatron_bfp.errors import OptionError  # noqa: E402
-from megatron_bfp.indexed_dataset import IndexedDatasetWriter  # noqa: E402
 from megatron_bfp.packing import checked_count  # noqa: E402
 from megatron_bfp.tables import format_table  # noqa: E402
 
@@ -111,18 +110,9 @@ def write_data(folder: str, p: float, model: str, count: int) -> None:
     """Write a model's training documents and the tokenizer."""
     os.makedirs(folder, exist_ok=True)
     samples = sequences(p, count, SEQUENCE, seed=1)[:, 1 if model == "B" else 0 :]
-    with IndexedDatasetWriter(os.path.join(folder, f"data_{model}"), np.uint16) as writer:
-        writer.add(samples.reshape(-1), np.full(count, samples.shape[1]))
-        writer.finalize()
-    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    tokenizer = {
-        "version": "1.0",
-        "added_tokens": [{"id": 2, "content": "<eod>", "special": True, **flags}],
-        "pre_tokenizer": {"type": "WhitespaceSplit"},
-        "model": {"type": "WordLevel", "vocab": {"0": 0, "1": 1}, "unk_token": "0"},
-    }
-    with open(os.path.join(folder, "tokenizer.json"), "w", encoding="utf-8") as file:
-        json.dump(tokenizer, file)
+    lengths = np.full(count, samples.shape[1])
+    write_documents(os.path.join(folder, f"data_{model}"), samples.reshape(-1), lengths)
+    write_tokenizer(os.path.join(folder, "tokenizer.json"), ["0", "1"])
 
 
 def training_run(folder: str, p: float, model: str, steps: int) -> TrainingRun:
@@ -131,7 +121,7 @@ def training_run(folder: str, p: float, model: str, steps: int) -> TrainingRun:
     options |= {"make-vocab-size-divisible-by": 3, "seq-length": SEQUENCE * DOCUMENTS_A_SEQUENCE}
     options |= {"micro-batch-size": 8, "train-iters": steps, "lr": 5e-3, "lr-warmup-iters": steps // 20}
     options |= {"weight-decay": 0, "num-workers": 0, "split": 1, "log-interval": 100, "loss-spike-factor": 0}
-    options |= {"data-path": os.path.join(folder, f"data_{model}"), "eod-token": "<eod>", "zero-stage": 0}
+    options |= {"data-path": os.path.join(folder, f"data_{model}"), "eod-token": EOD, "zero-stage": 0}
     options["tokenizer-model"] = os.path.join(folder, "tokenizer.json")
     return TrainingRun(f"p = {p:g}, model {model}", os.path.join(folder, f"model_{model}"), options)
 
