@@ -110,5 +110,5 @@ def _sample_rows(trained: TrainedModel, prompts: np.ndarray, uniform: np.ndarray
 def _draw(logits: Tensor, uniform: np.ndarray, temperature: float) -> Tensor:
     """A token for each row, int64 [rows]: where the cumulative distribution passes the random number."""
     cumulative = (logits.double() / temperature).softmax(-1).cumsum(-1).cpu()
-    tokens = torch.searchsorted(cumulative, torch.from_numpy(uniform)[:, None])[:, 0]
+    tokens = torch.searchsorted(cumulative, torch.from_numpy(np.ascontiguousarray(uniform))[:, None])[:, 0]
     return tokens.clamp(max=logits.shape[-1] - 1)
