@@ -19,7 +19,7 @@ TQDM = "tqdm>=4.66,<5"
 PREPROCESS = [TOKENIZERS, SENTENCEPIECE, TIKTOKEN, GIGATOKEN, ORJSON, ZSTD, PYARROW, TQDM]
 MATPLOTLIB = "matplotlib>=3.10,<3.12"
 RAY = 'ray>=2.60,<3; python_version < "3.14"'
-PYFLAKES = "pyflakes>=4.1,<5"
+PYFLAKES = "pyflakes>=4,<5"
 TENSORBOARD = "tensorboard>=2.20,<3"
 
 setup(

@@ -47,6 +47,8 @@ class Sampling(NamedTuple):
     """How completions are sampled: the first tokens of held-out documents are the prompts."""
 
     prompts: int
+    completions: int
+    """Of each prompt."""
     prompt_tokens: int
     completion_tokens: int
 
@@ -69,22 +71,22 @@ SIZES = {
     "test": Size(
         _model(2, 64, 128, 4) | {"seq-length": 128, "micro-batch-size": 8, "global-batch-size": 8, "lr": 3e-3},
         CorpusSize(train_bytes=200_000, valid_documents=40, longest=800, vocab_size=1024),
-        Sampling(prompts=16, prompt_tokens=32, completion_tokens=32),
+        Sampling(prompts=16, completions=2, prompt_tokens=32, completion_tokens=32),
     ),
     "cpu": Size(
-        _model(2, 128, 384, 4) | {"seq-length": 512, "micro-batch-size": 8, "global-batch-size": 8, "lr": 3e-3},
+        _model(2, 128, 384, 4) | {"seq-length": 512, "micro-batch-size": 4, "global-batch-size": 4, "lr": 3e-3},
         CorpusSize(train_bytes=6_000_000, valid_documents=250, longest=4_000, vocab_size=4096),
-        Sampling(prompts=256, prompt_tokens=192, completion_tokens=96),
+        Sampling(prompts=256, completions=4, prompt_tokens=192, completion_tokens=96),
     ),
     "gpu": Size(
         _model(6, 512, 1536, 8)
         | {"seq-length": 1024, "micro-batch-size": 32, "global-batch-size": 32, "lr": 2e-3, "bf16": True},
         CorpusSize(train_bytes=60_000_000, valid_documents=1000, longest=8_000, vocab_size=8192),
-        Sampling(prompts=512, prompt_tokens=384, completion_tokens=192),
+        Sampling(prompts=512, completions=8, prompt_tokens=384, completion_tokens=192),
     ),
 }
 FULL_RECIPE = "llama_7b_code_2k"
-FULL_SAMPLING = Sampling(prompts=1024, prompt_tokens=512, completion_tokens=512)
+FULL_SAMPLING = Sampling(prompts=1024, completions=8, prompt_tokens=512, completion_tokens=512)
 
 
 def small_runs(folder: str, size: Size, seeds: int) -> tuple[list[TrainingRun], str]:
@@ -154,8 +156,9 @@ def measure(training: TrainingRun, valid: str, sampling: Sampling) -> Result:
         say(f"{training.name}: measuring")
         losses, targets = document_losses(trained, valid)
         prompts, _ = prompts_and_continuations(valid, sampling)
-        added = sample(trained, prompts, sampling.completion_tokens, TEMPERATURE, SAMPLING_SEED, terminal_progress)
-        files = completed_files(trained.tokenizer, prompts, added)
+        repeated = np.repeat(prompts, sampling.completions, axis=0)
+        added = sample(trained, repeated, sampling.completion_tokens, TEMPERATURE, SAMPLING_SEED, terminal_progress)
+        files = completed_files(trained.tokenizer, prompts, added.reshape(*prompts.shape[:1], sampling.completions, -1))
         content = {"losses": losses.tolist(), "targets": targets.tolist(), **files}
         write_whole(path, json.dumps(content, indent=1).encode())
     with open(path, encoding="utf-8") as file:
@@ -179,18 +182,31 @@ def prompts_and_continuations(valid: str, sampling: Sampling) -> tuple[np.ndarra
 
 
 def completed_files(tokenizer: Any, prompts: np.ndarray, added: np.ndarray) -> dict[str, list]:
-    """What static analysis says of completions, which end at the first end of document, and their texts."""
+    """What static analysis says of completions, which end at the first end of document, and their texts.
+
+    Args:
+        prompts: int64 [prompts, tokens].
+        added: int64 [prompts, completions, tokens].
+
+    Returns:
+        Lists of prompts, each a list of completions.
+    """
     from undefined_names import check_completion
 
     found: dict[str, list] = {"parses": [], "undefined": [], "completions": []}
-    for prompt, completion in zip(prompts, added):
-        ends = np.flatnonzero(completion == tokenizer.eod)
-        text = tokenizer.decode(completion[: ends[0] if len(ends) else None].tolist())
-        checked = check_completion(tokenizer.decode(prompt.tolist()), text)
-        found["parses"].append(checked.parses)
-        found["undefined"].append(list(checked.undefined))
-        found["completions"].append(text)
+    for prompt, completions in zip(prompts, added):
+        before = tokenizer.decode(prompt.tolist())
+        texts = [_text(tokenizer, completion) for completion in completions]
+        checked = [check_completion(before, text) for text in texts]
+        found["parses"].append([file.parses for file in checked])
+        found["undefined"].append([file.undefined for file in checked])
+        found["completions"].append(texts)
     return found
+
+
+def _text(tokenizer: Any, completion: np.ndarray) -> str:
+    ends = np.flatnonzero(completion == tokenizer.eod)
+    return tokenizer.decode(completion[: ends[0] if len(ends) else None].tolist())
 
 
 def reference(tokenizer_options: Sequence[str], valid: str, sampling: Sampling) -> Result:
@@ -202,7 +218,8 @@ def reference(tokenizer_options: Sequence[str], valid: str, sampling: Sampling) 
 
     options = parse_arguments(tokenizer_options)
     tokenizer = load_tokenizer(options.tokenizer_type, options.tokenizer_model, options.eod_token)
-    files = completed_files(tokenizer, *prompts_and_continuations(valid, sampling))
+    prompts, continuations = prompts_and_continuations(valid, sampling)
+    files = completed_files(tokenizer, prompts, continuations[:, None])
     return Result.of({"losses": [], "targets": [], **files})
 
 

@@ -23,17 +23,19 @@ class Result(NamedTuple):
     targets: np.ndarray
     """float64 [documents]."""
     parses: np.ndarray
-    """1 for a completion of which something parses, float64 [prompts]."""
-    is_undefined: np.ndarray
-    """1 for one of these that uses an undefined name, float64 [prompts]."""
+    """Completions of which something parses, float64 [prompts]."""
+    undefined: np.ndarray
+    """Those of them that use an undefined name, float64 [prompts]."""
+    completions: int
+    """Of all prompts."""
 
     @classmethod
     def of(cls, content: Mapping[str, Sequence[Any]]) -> "Result":
         """From what is written of a run."""
-        undefined = [bool(names) for names in content["undefined"]]
-        return cls(
-            *(np.array(row, float) for row in (content["losses"], content["targets"], content["parses"], undefined))
-        )
+        parses = [sum(flags) for flags in content["parses"]]
+        undefined = [sum(map(bool, names)) for names in content["undefined"]]
+        arrays = (np.array(row, float) for row in (content["losses"], content["targets"], parses, undefined))
+        return cls(*arrays, sum(map(len, content["parses"])))
 
 
 def mean_loss(result: Result, counts: np.ndarray) -> np.ndarray:
@@ -48,7 +50,7 @@ def mean_loss(result: Result, counts: np.ndarray) -> np.ndarray:
 def undefined_share(result: Result, counts: np.ndarray) -> np.ndarray:
     """Percent of the completions of which something parses, float64 [samples]; NaN where none does."""
     parsing = counts @ result.parses
-    return 100 * (counts @ result.is_undefined) / np.where(parsing, parsing, np.nan)
+    return 100 * (counts @ result.undefined) / np.where(parsing, parsing, np.nan)
 
 
 Statistic = Callable[[Result, np.ndarray], np.ndarray]
@@ -113,7 +115,7 @@ def undefined_part(results: Mapping[str, Sequence[Result]], reference: Result) -
     prompts = len(reference.parses)
     rows, said = [], []
     for method, (name, _) in METHODS.items():
-        parsing = 100 * np.mean([result.parses.mean() for result in results[method]])
+        parsing = np.mean([_parsing_share(result) for result in results[method]])
         shares = [of_all(undefined_share, result, prompts) for result in results[method]]
         row = [name, f"{parsing:.1f}", over_seeds(shares).text(1), "-", "-", PAPER_UNDEFINED[method]]
         if method != BASELINE:
@@ -122,7 +124,14 @@ def undefined_part(results: Mapping[str, Sequence[Result]], reference: Result) -
             said.append(verdict(name, METHODS[BASELINE].title, "the share of undefined names", found))
         rows.append(row)
     share = of_all(undefined_share, reference, prompts)
-    rows.append(["the held-out files", f"{100 * reference.parses.mean():.1f}", f"{share:.1f}", "-", "-", "-"])
+    rows.append(["the held-out files", f"{_parsing_share(reference):.1f}", f"{share:.1f}", "-", "-", "-"])
     header = ["", "parse, %", "of these with undefined names, %", "difference, points, over seeds"]
     table = format_table([*header, "difference, points, over prompts", "paper, %"], rows, markdown=True)
-    return f"{table}\n\n{prompts:,} prompts, one completion each, for each seed; 95 % intervals. {' '.join(said)}"
+    completions = results[BASELINE][0].completions
+    counted = f"{prompts:,} prompts, {completions:,} completions for each seed; 95 % intervals."
+    return f"{table}\n\n{counted} {' '.join(said)}"
+
+
+def _parsing_share(result: Result) -> float:
+    """Percent of all completions."""
+    return 100 * float(result.parses.sum()) / result.completions

@@ -37,7 +37,7 @@ SEQ_LENGTH = 128
 BATCH = 32
 PAIRS = 8
 """Names that a document defines and uses."""
-NAMES, VALUES, WORDS = 32, 32, 8
+NAMES, VALUES, WORDS = 16, 16, 4
 VOCABULARY = [
     f"{kind}{number}" for kind, count in (("n", NAMES), ("v", VALUES), ("w", WORDS)) for number in range(count)
 ]
@@ -106,7 +106,7 @@ def probe_runs(folder: str, steps: int, seeds: int) -> list[TrainingRun]:
         write_tokenizer(tokenizer, VOCABULARY)
     options = {"num-layers": 2, "hidden-size": 64, "ffn-hidden-size": 192, "num-attention-heads": 4}
     options |= {"seq-length": SEQ_LENGTH, "micro-batch-size": BATCH, "train-iters": steps, "num-workers": 0}
-    options |= {"lr": 3e-3, "min-lr": 3e-4, "lr-warmup-iters": steps // 20, "log-interval": 10}
+    options |= {"init-method-std": 0.1, "lr": 5e-3, "min-lr": 5e-4, "lr-warmup-iters": steps // 20, "log-interval": 10}
     options |= {"save-interval": max(1, steps // POINTS), "data-path": prefix, "split": 1}
     options |= {"tokenizer-model": tokenizer, "eod-token": EOD}
     runs = []

@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -58,12 +59,22 @@ def train_all(runs: Sequence[TrainingRun], jobs: int) -> Iterator[TrainingRun]:
     Raises:
         InputError: a trainer failed. Those that run with it come to their end, no others are started.
     """
-    pool = ThreadPoolExecutor(jobs)
+    pool, failed = ThreadPoolExecutor(jobs), threading.Event()
+
+    def train_unless_failed(run: TrainingRun) -> None:
+        try:
+            if not failed.is_set():
+                train(run, jobs)
+        except BaseException:
+            failed.set()
+            raise
+
     try:
-        futures = {pool.submit(train, run, jobs): run for run in runs}
+        futures = {pool.submit(train_unless_failed, run): run for run in runs}
         for future in as_completed(futures):
             future.result()
-            yield futures[future]
+            if not failed.is_set():
+                yield futures[future]
     finally:
         pool.shutdown(cancel_futures=True)
 

@@ -89,16 +89,16 @@ def test_a_difference_is_one_if_no_interval_holds_0():
 
 
 def result(loss, undefined):
-    """Documents of 10 targets with about this loss a target; of 100 completions 80 parse."""
+    """Documents of 10 targets with about this loss a target; of 100 prompts with 2 completions each 80 parse twice."""
     documents = np.linspace(0.9, 1.1, 50) * loss * 10
-    return Result(documents, np.full(50, 10.0), np.arange(100) < 80.0, np.arange(100) < undefined)
+    return Result(documents, np.full(50, 10.0), 2.0 * (np.arange(100) < 80), 2.0 * (np.arange(100) < undefined), 200)
 
 
 def test_the_report_has_the_numbers_and_what_they_say():
     results = {"concat": [result(3.0 + seed / 1000, 40) for seed in range(3)]}
     results["concat_masked"] = [result(2.9 + seed / 1000, 40 + (-1) ** seed) for seed in range(3)]
     results["pack"] = [result(2.9 + 2 * seed / 1000, 20) for seed in range(3)]
-    text = report(results, Result(np.array([]), np.array([]), np.ones(100), np.arange(100) < 5))
+    text = report(results, Result(np.array([]), np.array([]), np.ones(100), np.arange(100) < 5.0, 100))
     rows = [[cell.strip() for cell in line.split("|")] for line in text.splitlines() if line.startswith("| pack")]
     assert float(rows[0][2].split()[0]) == pytest.approx(np.exp(2.902), abs=0.01)
     assert float(rows[0][3].split()[0]) == pytest.approx(100 * np.expm1(-0.099), abs=0.01)
