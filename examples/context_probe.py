@@ -2,11 +2,11 @@
 
     python examples/context_probe.py --output probe --jobs 2
 
-Each document gives values to some names at its beginning, and uses each name once later, after words without meaning:
+Each document gives values to some names at its beginning, and uses each name once later, between words without meaning:
 
-    n7 v3 n2 v9 n5 v0 n1 v3 w8 w1 n2 v9 w4 w4 w7 n7 v3 ...
+    n7=v3 n2=v5 n5=v0 n1=v3 w1 w3 n2 n2=v5 w0 w0 w2 n7 n7=v3 ...
 
-Names get other values in every document, so that what follows a name's use can only be known from its definition. The
+Names get other values in every document, so that what follows a name can only be known from its definition. The
 documents have 0.5 to 0.9 of the sequence length; each has a shorter one of words alone beside it, which fills the
 sequence. Concatenation cuts most of them, and uses lose their definitions; packing cuts none. Small transformers learn
 from either, one epoch, and are asked for the values in whole documents that they have not seen.
@@ -37,10 +37,11 @@ SEQ_LENGTH = 128
 BATCH = 32
 PAIRS = 8
 """Names that a document defines and uses."""
-NAMES, VALUES, WORDS = 16, 16, 4
-VOCABULARY = [
-    f"{kind}{number}" for kind, count in (("n", NAMES), ("v", VALUES), ("w", WORDS)) for number in range(count)
-]
+NAMES, VALUES, WORDS = 16, 8, 4
+VOCABULARY = [f"n{name}" for name in range(NAMES)]
+VOCABULARY += [f"n{name}=v{value}" for name in range(NAMES) for value in range(VALUES)]
+FIRST_WORD = len(VOCABULARY)
+VOCABULARY += [f"w{word}" for word in range(WORDS)]
 EOD_ID = len(VOCABULARY)
 HELD_OUT = 512
 """Documents for the measurement."""
@@ -64,20 +65,19 @@ class Documents(NamedTuple):
 def make_documents(count: int, seed: int) -> Documents:
     """Documents of 0.5 to 0.9 L, all lengths equally often."""
     generator = np.random.default_rng(seed)
-    tokens = generator.integers(NAMES + VALUES, EOD_ID, (count, SEQ_LENGTH))
+    tokens = generator.integers(FIRST_WORD, EOD_ID, (count, SEQ_LENGTH))
     lengths = generator.integers(SEQ_LENGTH // 2, SEQ_LENGTH * 9 // 10 + 1, count)
     rows = np.arange(count)
     names = generator.random((count, NAMES)).argsort(axis=1)[:, :PAIRS]
-    values = generator.integers(NAMES, NAMES + VALUES, (count, PAIRS))
-    definitions = np.broadcast_to(2 * np.arange(PAIRS), (count, PAIRS))
+    defined = NAMES + VALUES * names + generator.integers(0, VALUES, (count, PAIRS))
+    definitions = np.broadcast_to(np.arange(PAIRS), (count, PAIRS))
     # a use takes two places; without the second ones, uses are PAIRS different places of the body
-    bodies = lengths - 1 - 3 * PAIRS
+    bodies = lengths - 1 - 2 * PAIRS
     places = np.where(np.arange(SEQ_LENGTH) < bodies[:, None], generator.random((count, SEQ_LENGTH)), 2.0)
-    in_order = np.sort(places.argsort(axis=1)[:, :PAIRS], axis=1) + np.arange(PAIRS) + 2 * PAIRS
+    in_order = np.sort(places.argsort(axis=1)[:, :PAIRS], axis=1) + np.arange(PAIRS) + PAIRS
     uses = generator.permuted(in_order, axis=1)
-    for where in (definitions, uses):
-        tokens[rows[:, None], where] = names
-        tokens[rows[:, None], where + 1] = values
+    tokens[rows[:, None], definitions] = tokens[rows[:, None], uses + 1] = defined
+    tokens[rows[:, None], uses] = names
     tokens[rows, lengths - 1] = tokens[:, -1] = EOD_ID
     return Documents(tokens, lengths, definitions, uses)
 

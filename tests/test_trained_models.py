@@ -84,10 +84,11 @@ def test_probe_documents_define_a_name_once_and_use_it_once():
         document, beside = tokens[:length], tokens[length:]
         assert document[-1] == beside[-1] == context_probe.EOD_ID
         assert (tokens == context_probe.EOD_ID).sum() == 2
-        names = document[definitions]
-        assert (document < context_probe.NAMES).sum() == 2 * pairs and len(set(names)) == pairs
-        assert (document[uses] == names).all() and (document[uses + 1] == document[definitions + 1]).all()
-        assert definitions.max() + 1 < uses.min() and (beside >= context_probe.NAMES + context_probe.VALUES).all()
+        first_word, names = context_probe.FIRST_WORD, document[uses]
+        assert (document < context_probe.NAMES).sum() == pairs and len(set(names)) == pairs
+        assert (document[uses + 1] == document[definitions]).all() and (document < first_word).sum() == 3 * pairs
+        assert ((document[definitions] - context_probe.NAMES) // context_probe.VALUES == names).all()
+        assert definitions.max() < uses.min() and (beside >= first_word).all()
 
 
 def test_cut_uses_are_counted():
