@@ -31,6 +31,7 @@ from training_runs import TrainingRun, say, train_all  # noqa: E402
 from megatron_bfp.command_line import Parser, run  # noqa: E402
 from megatron_bfp.files import write_whole  # noqa: E402
 from megatron_bfp.packing import checked_count  # noqa: E402
+from megatron_bfp.progress import terminal_progress  # noqa: E402
 from megatron_bfp.tables import format_table  # noqa: E402
 
 SEQ_LENGTH = 128
@@ -45,7 +46,9 @@ VOCABULARY += [f"w{word}" for word in range(WORDS)]
 EOD_ID = len(VOCABULARY)
 HELD_OUT = 512
 """Documents for the measurement."""
-POINTS = 10
+ROWS = 64
+"""Documents that a model is given at a time."""
+POINTS = 20
 """Checkpoints at which models are measured."""
 
 
@@ -119,12 +122,15 @@ def probe_runs(folder: str, steps: int, seeds: int) -> list[TrainingRun]:
 
 
 class Result(NamedTuple):
-    """What was measured of a run."""
+    """What was measured of a run: for each checkpoint's iteration and each document, float64 [documents]."""
 
-    shares: dict[int, float]
-    """For each checkpoint's iteration, the share of values that are predicted right."""
-    right: np.ndarray
-    """Of the last one: values predicted right in each document, float64 [documents]."""
+    right: dict[int, np.ndarray]
+    """Percent of the values that are the likeliest token."""
+    probability: dict[int, np.ndarray]
+    """Mean probability of the values, percent: how many would be right if they were sampled."""
+
+
+MEASURES = {"right": "share of values predicted right", "probability": "probability of the values"}
 
 
 def measure(training: TrainingRun) -> Result:
@@ -132,15 +138,15 @@ def measure(training: TrainingRun) -> Result:
     path = os.path.join(training.folder, "result.json")
     if not os.path.exists(path):
         documents = make_documents(HELD_OUT, seed=2)
-        shares = {}
-        for iteration in measured_iterations(training):
-            right = right_values(training, iteration, documents)
-            shares[iteration] = float(right.mean())
-        content = {"shares": shares, "right": right.sum(axis=1).tolist()}
+        content: dict[str, dict[int, list[float]]] = {name: {} for name in MEASURES}
+        iterations = measured_iterations(training)
+        for iteration in terminal_progress(iterations, len(iterations), f"{training.name}: measuring"):
+            for name, values in zip(MEASURES, predicted_values(training, iteration, documents)):
+                content[name][iteration] = (100 * values.mean(axis=1)).tolist()
         write_whole(path, json.dumps(content).encode())
     with open(path, encoding="utf-8") as file:
         content = json.load(file)
-    return Result({int(iteration): share for iteration, share in content["shares"].items()}, np.array(content["right"]))
+    return Result(*({int(i): np.array(values) for i, values in content[name].items()} for name in MEASURES))
 
 
 def measured_iterations(training: TrainingRun) -> list[int]:
@@ -149,68 +155,73 @@ def measured_iterations(training: TrainingRun) -> list[int]:
     return sorted({*range(interval, steps, interval), steps})
 
 
-def right_values(training: TrainingRun, iteration: int, documents: Documents) -> np.ndarray:
-    """Whether the likeliest token after each use of a name is its value, bool [documents, PAIRS]."""
+def predicted_values(training: TrainingRun, iteration: int, documents: Documents) -> tuple[np.ndarray, np.ndarray]:
+    """What a checkpoint's model says of the token after each use of a name.
+
+    Returns:
+        Whether the likeliest one is the value, bool [documents, PAIRS]; the value's probability, float64 of this shape.
+    """
     import torch
     from trained_model import load_model
 
     trained = load_model(training.trainer_options(), training.checkpoint(iteration))
-    found = []
-    for rows in np.array_split(np.arange(len(documents.lengths)), -(-len(documents.lengths) // 64)):
+    is_right, probability = [], []
+    for rows in np.array_split(np.arange(len(documents.lengths)), -(-len(documents.lengths) // ROWS)):
         logits = trained.logits(torch.from_numpy(documents.tokens[rows]), documents.lengths[rows].tolist())
-        predicted = logits.argmax(-1).cpu().numpy()
-        uses = documents.uses[rows]
-        found.append(np.take_along_axis(predicted, uses, 1) == np.take_along_axis(documents.tokens[rows], uses + 1, 1))
-    return np.concatenate(found)
+        found = np.take_along_axis(logits.double().softmax(-1).cpu().numpy(), documents.uses[rows][..., None], 1)
+        values = np.take_along_axis(documents.tokens[rows], documents.uses[rows] + 1, 1)
+        is_right.append(found.argmax(-1) == values)
+        probability.append(np.take_along_axis(found, values[..., None], 2)[..., 0])
+    return np.concatenate(is_right), np.concatenate(probability)
 
 
 def report(results: Mapping[str, Sequence[Result]]) -> str:
-    """The table, and what it says.
+    """A table for each measure, and what it says.
 
     Args:
         results: for each of ``METHODS``, its runs in the order of their seeds.
     """
-    iterations = sorted(results[BASELINE][0].shares)
-    shown = (
-        [iterations[len(iterations) * part // 4 - 1] for part in (1, 2, 3, 4)] if len(iterations) > 3 else iterations
-    )
+    seeds = len(results[BASELINE])
+    counts = f"{HELD_OUT:,} held-out documents, {PAIRS} uses each; chance is {100 / VALUES:.1f} %. {seeds} seeds; "
+    return "\n\n".join([*(_part(results, name, title) for name, title in MEASURES.items()), counts + "95 % intervals."])
+
+
+def _part(results: Mapping[str, Sequence[Result]], measured: str, title: str) -> str:
+    """The table of one measure, at a tenth, a fifth, a half and all of the training."""
+    of_method = {method: [getattr(result, measured) for result in runs] for method, runs in results.items()}
+    iterations = sorted(of_method[BASELINE][0])
+    shown = sorted({iterations[max(0, len(iterations) * part // 20 - 1)] for part in (2, 4, 10, 20)})
     rows, said = [], []
-    for name, (title, _) in METHODS.items():
-        row = [title]
-        for iteration in shown:
-            row.append(over_seeds([100 * result.shares[iteration] for result in results[name]]).text(1))
-        if name == BASELINE:
+    for method, (name, _) in METHODS.items():
+        row = [name]
+        row += [over_seeds([float(run[i].mean()) for run in of_method[method]]).text(1) for i in shown]
+        if method == BASELINE:
             rows.append([*row, "-", "-"])
             continue
-        pairs = [(ours.right - theirs.right) * 100 / PAIRS for ours, theirs in zip(results[name], results[BASELINE])]
-        mean = np.mean(pairs, axis=0)
-        seeds = over_seeds([float(pair.mean()) for pair in pairs])
+        pairs = [ours[shown[-1]] - theirs[shown[-1]] for ours, theirs in zip(of_method[method], of_method[BASELINE])]
+        seeds, mean = over_seeds([float(pair.mean()) for pair in pairs]), np.mean(pairs, axis=0)
         found = (seeds, over_items(lambda counts: counts @ mean / len(mean), len(mean), seeds.mean))
         rows.append([*row, *(interval.text(1) for interval in found)])
-        said.append(verdict(title, METHODS[BASELINE].title, "the share of right values", found))
-    header = ["values predicted right, %", *(f"after {iteration:,} steps" for iteration in shown)]
+        said.append(verdict(name, METHODS[BASELINE].title, f"the {title} at the end", found))
+    header = [f"{title}, %", *(f"{iteration:,} steps" for iteration in shown)]
     header += ["difference at the end, points, over seeds", "over documents"]
-    table = format_table(header, rows, markdown=True)
-    counts = f"{HELD_OUT:,} held-out documents, {PAIRS} uses each; chance is {100 / VALUES:.1f} %"
-    return f"{table}\n\n{counts}. {len(results[BASELINE])} seeds; 95 % intervals. {' '.join(said)}"
+    return f"{format_table(header, rows, markdown=True)}\n\n{' '.join(said)}"
 
 
 def draw(path: str, results: Mapping[str, Sequence[Result]]) -> None:
-    """The share of right values over the training: a line for each run."""
+    """Both measures over the training: a line for each run."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7, 4.2), layout="constrained")
-    axes = figure.subplots()
-    for number, (name, (title, _)) in enumerate(METHODS.items()):
-        for seed, result in enumerate(results[name]):
-            iterations = sorted(result.shares)
-            shares = [100 * result.shares[iteration] for iteration in iterations]
-            axes.plot(iterations, shares, "-o", color=f"C{number}", markersize=3, label=None if seed else title)
-    axes.axhline(100 / VALUES, color="0.6", linestyle=":", label="chance")
-    axes.set_xlabel("step")
-    axes.set_ylabel("values predicted right (%)")
-    axes.set_title("Following the context in held-out documents")
-    axes.grid(color="0.92")
+    figure = Figure(figsize=(9, 4), layout="constrained")
+    for axes, (measured, label) in zip(figure.subplots(1, 2, sharey=True), MEASURES.items()):
+        for number, (method, (title, _)) in enumerate(METHODS.items()):
+            for seed, result in enumerate(results[method]):
+                means = {iteration: values.mean() for iteration, values in sorted(getattr(result, measured).items())}
+                axes.plot(*zip(*means.items()), color=f"C{number}", linewidth=1.2, label=None if seed else title)
+        axes.axhline(100 / VALUES, color="0.6", linestyle=":", label="chance")
+        axes.set_xlabel("step")
+        axes.set_title(f"{label} (%)")
+        axes.grid(color="0.92")
     axes.legend()
     figure.savefig(path, dpi=130)
 
@@ -225,7 +236,7 @@ def main() -> None:
     folder = os.path.join(options.output, f"steps{options.steps}")
     runs = probe_runs(folder, options.steps, options.seeds)
     for training in train_all(runs, options.jobs):
-        say(f"{training.name}: {100 * measure(training).shares[options.steps]:.1f} % of the values are right")
+        say(f"{training.name}: {measure(training).right[options.steps].mean():.1f} % of the values are right")
     results = [measure(training) for training in runs]
     by_method = {method: results[number :: len(METHODS)] for number, method in enumerate(METHODS)}
     text = report(by_method)
@@ -238,7 +249,7 @@ def main() -> None:
 def _parse() -> argparse.Namespace:
     parser = Parser(prog="context_probe", description="Following the context, after training with and without cuts.")
     parser.add_argument("--output", required=True, metavar="FOLDER", help="for data, models, table and figure")
-    parser.add_argument("--steps", type=int, default=1500, help="of training (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=1000, help="of training (default: %(default)s)")
     parser.add_argument("--seeds", type=int, default=3, help="runs of each method (default: %(default)s)")
     parser.add_argument("--jobs", type=int, default=1, help="trainings at a time (default: %(default)s)")
     options = parser.parse_args()

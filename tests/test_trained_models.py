@@ -101,13 +101,16 @@ def test_cut_uses_are_counted():
 
 def test_the_probes_report_says_what_it_found():
     def runs(share):
-        of_documents = np.full(100, context_probe.PAIRS * share)
-        return [context_probe.Result({5: share / 2, 10: share + s / 1000}, of_documents + s / 1000) for s in range(3)]
+        values = [np.linspace(share - 5, share + 5, 100) + seed / 10 for seed in range(3)]
+        return [context_probe.Result({5: value / 2, 10: value}, {5: value / 4, 10: value * 0 + 30}) for value in values]
 
-    text = context_probe.report({"concat": runs(0.5), "concat_masked": runs(0.5), "pack": runs(0.75)})
-    assert "With packing, the share of right values is higher than with concatenation." in text
-    assert "Between concatenation, document mask and concatenation, no difference" in text
-    assert "| packing " in text and "25.0 [25.0, 25.0]" in text
+    text = context_probe.report({"concat": runs(50), "concat_masked": runs(50), "pack": runs(75)})
+    assert "With packing, the share of values predicted right at the end is higher than with concatenation." in text
+    assert "Between concatenation, document mask and concatenation, no difference in the share" in text
+    assert "Between packing and concatenation, no difference in the probability of the values at the end" in text
+    row = next(line for line in text.splitlines() if line.startswith("| packing "))
+    assert row.split("|")[2].strip().startswith("37.")  # of the first checkpoint
+    assert "25.0 [25.0, 25.0]" in row
 
 
 @pytest.fixture
@@ -123,8 +126,10 @@ def test_a_run_is_trained_once_loaded_and_measured(tiny_runs, monkeypatch):
     assert [*train_all([training], 1)] == [training]
     assert training.is_done()
     found = context_probe.measure(training)
-    assert sorted(found.shares) == [2, 4] and found.right.shape == (70,)
-    assert found.shares[4] == pytest.approx(found.right.mean() / context_probe.PAIRS)
+    assert sorted(found.right) == sorted(found.probability) == [2, 4]
+    assert found.right[4].shape == found.probability[4].shape == (70,)
+    assert set(np.unique(found.right[4] * context_probe.PAIRS / 100)) <= set(range(context_probe.PAIRS + 1))
+    assert 0 < found.probability[4].min() and found.probability[4].max() < 100
     log = open(f"{training.folder}/train.log").read()
     assert [*train_all([training], 1)] == [training] and open(f"{training.folder}/train.log").read() == log
     other = TrainingRun("other", training.folder, {**training.options, "hidden-size": 32})
