@@ -19,6 +19,7 @@ TQDM = "tqdm>=4.66,<5"
 PREPROCESS = [TOKENIZERS, SENTENCEPIECE, TIKTOKEN, GIGATOKEN, ORJSON, ZSTD, PYARROW, TQDM]
 MATPLOTLIB = "matplotlib>=3.10,<3.12"
 RAY = 'ray>=2.60,<3; python_version < "3.14"'
+PYFLAKES = "pyflakes>=4,<5"
 TENSORBOARD = "tensorboard>=2.20,<3"
 
 setup(
@@ -39,8 +40,9 @@ setup(
         "tensorboard": [TENSORBOARD],
         "flash-attn": ["flash-attn>=2.7,<3"],
         "ray": [RAY],
+        "ablation": [MATPLOTLIB, PYFLAKES],
         "integration": ["pybind11>=3,<4", "triton>=3.7,<4", "six>=1.17,<2", "regex>=2026.11"],
-        "test": ["pytest>=9,<10", "hypothesis>=6.150,<7", *PREPROCESS, RAY, MATPLOTLIB, TENSORBOARD],
+        "test": ["pytest>=9,<10", "hypothesis>=6.150,<7", *PREPROCESS, RAY, MATPLOTLIB, PYFLAKES, TENSORBOARD],
     },
     entry_points={
         "console_scripts": [

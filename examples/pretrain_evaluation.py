@@ -24,10 +24,15 @@ class Evaluation(NamedTuple):
         return math.exp(self.loss) if self.loss < 700 else math.inf
 
 
+def token_losses(model: Any, batch: dict[str, Tensor], boundaries: DocumentBoundaries) -> Tensor:
+    """The loss of each position of a micro-batch, float32 [b, L]; 0 where there is no target."""
+    losses = model(batch["tokens"], batch["position_ids"], None, labels=batch["labels"], packed_seq_params=boundaries)
+    return losses.float() * batch["loss_mask"]
+
+
 def summed_loss(model: Any, batch: dict[str, Tensor], boundaries: DocumentBoundaries) -> Tensor:
     """The sum of the losses of a micro-batch's targets, float32 []."""
-    losses = model(batch["tokens"], batch["position_ids"], None, labels=batch["labels"], packed_seq_params=boundaries)
-    return (losses.float() * batch["loss_mask"]).sum()
+    return token_losses(model, batch, boundaries).sum()
 
 
 def evaluate(model: Any, batches: Iterable[dict[str, Tensor]]) -> Evaluation:

@@ -15,8 +15,9 @@ VOCAB_SIZE = 8192
 EOD = "<|endoftext|>"
 
 
-def source_files() -> Iterator[str]:
-    """Paths of the .py files of the standard library and of the installed packages, each once, in order."""
+def source_files() -> Iterator[tuple[str, str]]:
+    """The .py files of the standard library and of the installed packages, each once, in order: the name inside its
+    root, and the path."""
     roots = {os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")}
     seen = set()
     for root in sorted(roots):
@@ -30,36 +31,42 @@ def source_files() -> Iterator[str]:
                 path = os.path.realpath(os.path.join(folder, name))
                 if name.endswith(".py") and path not in seen:
                     seen.add(path)
-                    yield path
+                    yield os.path.relpath(os.path.join(folder, name), root), path
+
+
+def source_texts() -> Iterator[tuple[str, str, str]]:
+    """Name, path and text of the source files, but for those that are empty or cannot be read."""
+    for name, path in source_files():
+        try:
+            with open(path, encoding="utf-8") as file:
+                text = file.read()
+        except (UnicodeDecodeError, OSError):
+            continue
+        if text.strip():
+            yield name, path, text
 
 
 def write_corpus(path: str) -> int:
-    """Write the source files as JSON Lines, one document each, but for those that are empty or cannot be read.
+    """Write the source files as JSON Lines, one document each.
 
     Returns:
         The number of documents.
     """
     documents = 0
     with open(path, "w", encoding="utf-8") as corpus:
-        for source in source_files():
-            try:
-                with open(source, encoding="utf-8") as file:
-                    text = file.read()
-            except (UnicodeDecodeError, OSError):
-                continue
-            if text.strip():
-                corpus.write(json.dumps({"text": text, "path": source}) + "\n")
-                documents += 1
+        for _, source, text in source_texts():
+            corpus.write(json.dumps({"text": text, "path": source}) + "\n")
+            documents += 1
     return documents
 
 
-def train_tokenizer(corpus_path: str, path: str) -> None:
+def train_tokenizer(corpus_path: str, path: str, vocab_size: int = VOCAB_SIZE) -> None:
     """Train a byte-level BPE on every fourth document."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB_SIZE,
+        vocab_size=vocab_size,
         special_tokens=[EOD],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,

@@ -12,11 +12,8 @@ With ``--train``, small transformers learn both from packed documents, by the ex
 positions are compared with the formula's.
 """
 
-import json
 import math
 import os
-import socket
-import subprocess
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -25,9 +22,11 @@ import numpy as np
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir))
 
+from synthetic_data import EOD, write_documents, write_tokenizer  # noqa: E402
+from training_runs import TrainingRun, train  # noqa: E402
+
 from megatron_bfp.command_line import Parser, run  # noqa: E402
-from megatron_bfp.errors import InputError, OptionError  # noqa: E402
-from megatron_bfp.indexed_dataset import IndexedDatasetWriter  # noqa: E402
+from megatron_bfp.errors import OptionError  # noqa: E402
 from megatron_bfp.packing import checked_count  # noqa: E402
 from megatron_bfp.tables import format_table  # noqa: E402
 
@@ -107,105 +106,41 @@ def formula_rows(probabilities: Sequence[float]) -> list[list[Any]]:
     return rows
 
 
-def write_data(folder: str, p: float, model: str, count: int) -> str:
-    """Write a model's training documents and the tokenizer; returns the dataset's prefix."""
+def write_data(folder: str, p: float, model: str, count: int) -> None:
+    """Write a model's training documents and the tokenizer."""
+    os.makedirs(folder, exist_ok=True)
     samples = sequences(p, count, SEQUENCE, seed=1)[:, 1 if model == "B" else 0 :]
-    prefix = os.path.join(folder, f"data_{model}")
-    with IndexedDatasetWriter(prefix, np.uint16) as writer:
-        writer.add(samples.reshape(-1), np.full(count, samples.shape[1]))
-        writer.finalize()
-    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    tokenizer = {
-        "version": "1.0",
-        "added_tokens": [{"id": 2, "content": "<eod>", "special": True, **flags}],
-        "pre_tokenizer": {"type": "WhitespaceSplit"},
-        "model": {"type": "WordLevel", "vocab": {"0": 0, "1": 1}, "unk_token": "0"},
-    }
-    with open(os.path.join(folder, "tokenizer.json"), "w", encoding="utf-8") as file:
-        json.dump(tokenizer, file)
-    return prefix
+    lengths = np.full(count, samples.shape[1])
+    write_documents(os.path.join(folder, f"data_{model}"), samples.reshape(-1), lengths)
+    write_tokenizer(os.path.join(folder, "tokenizer.json"), ["0", "1"])
 
 
-def trainer_options(folder: str, prefix: str, steps: int) -> list[str]:
-    """Of ``pretrain_gpt.py``: a transformer of two layers, a step of 128 documents."""
+def training_run(folder: str, p: float, model: str, steps: int) -> TrainingRun:
+    """A transformer of two layers, a step of 128 documents."""
     options = {"num-layers": 2, "hidden-size": 32, "ffn-hidden-size": 96, "num-attention-heads": 4}
     options |= {"make-vocab-size-divisible-by": 3, "seq-length": SEQUENCE * DOCUMENTS_A_SEQUENCE}
     options |= {"micro-batch-size": 8, "train-iters": steps, "lr": 5e-3, "lr-warmup-iters": steps // 20}
     options |= {"weight-decay": 0, "num-workers": 0, "split": 1, "log-interval": 100, "loss-spike-factor": 0}
-    options |= {"data-path": prefix, "tokenizer-model": os.path.join(folder, "tokenizer.json"), "eod-token": "<eod>"}
-    checkpoint = os.path.join(folder, f"checkpoint_{os.path.basename(prefix)}")
-    options |= {"save": checkpoint, "load": checkpoint, "zero-stage": 0}
-    return [text for name, value in options.items() for text in (f"--{name}", str(value))]
+    options |= {"data-path": os.path.join(folder, f"data_{model}"), "eod-token": EOD, "zero-stage": 0}
+    options["tokenizer-model"] = os.path.join(folder, "tokenizer.json")
+    return TrainingRun(f"p = {p:g}, model {model}", os.path.join(folder, f"model_{model}"), options)
 
 
-def train(folder: str, p: float, model: str, steps: int) -> list[str]:
-    """Train a model, unless that was done before; returns the trainer's options.
-
-    Raises:
-        InputError: the trainer failed.
-    """
-    os.makedirs(folder, exist_ok=True)
-    prefix = os.path.join(folder, f"data_{model}")
-    options = trainer_options(folder, prefix, steps)
-    if not os.path.exists(os.path.join(options[options.index("--save") + 1], "latest")):
-        write_data(folder, p, model, count=8 * DOCUMENTS_A_SEQUENCE * steps)
-        here = os.path.dirname(os.path.abspath(__file__))
-        command = [
-            sys.executable,
-            "-m",
-            "deepspeed.launcher.runner",
-            "--num_gpus",
-            "1",
-            "--master_port",
-            str(free_port()),
-        ]
-        done = subprocess.run([*command, os.path.join(here, "pretrain_gpt.py"), *options])
-        if done.returncode:
-            raise InputError(f"p = {p:g}, model {model}: the trainer ended with status {done.returncode}")
-    return options
-
-
-def trained_losses(options: Sequence[str], p: float) -> dict[int, float]:
+def trained_losses(run: TrainingRun, p: float) -> dict[int, float]:
     """A trained model's expected loss at each of ``POSITIONS``, nats: given the tokens before, the cross entropy with
     the true distribution of the next one, so that the only noise is that of the sequences."""
     import torch
-    from pretrain_arguments import parse_arguments
-    from pretrain_checkpoints import find_checkpoint, load_checkpoint
-    from pretrain_engine import build_engine, engine_config, initialize_distributed, set_batch_sizes
+    from trained_model import load_model
 
-    from megatron_bfp.attention import document_boundaries
-
-    arguments = parse_arguments(options)
-    if not torch.distributed.is_initialized():
-        os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
-        os.environ["MASTER_PORT"] = str(free_port())
-        initialize_distributed(arguments)
-    engine = build_engine(arguments, 3, engine_config(arguments, set_batch_sizes(arguments)))
-    checkpoint = find_checkpoint(arguments)
-    if checkpoint is None:
-        raise InputError(f"{arguments.load}: holds no complete checkpoint; remove it to train the model again")
-    load_checkpoint(engine, checkpoint)
-    engine.eval()
+    trained = load_model(run.trainer_options(), run.checkpoint())
     sums = torch.zeros(SEQUENCE - 1, dtype=torch.float64)
-    device = next(engine.parameters()).device
     for batch in np.array_split(sequences(p, EVALUATED, SEQUENCE, seed=2), EVALUATED // 256):
-        tokens = torch.from_numpy(batch[:, :-1]).to(device)
-        positions = torch.arange(SEQUENCE - 1, device=device).expand_as(tokens)
-        ends = torch.tensor([[0] + [SEQUENCE - 1] * (SEQUENCE - 1)] * len(tokens), dtype=torch.int32)
-        with torch.no_grad():
-            logits = engine(tokens, positions, None, packed_seq_params=document_boundaries(ends, device))
-        logs = logits.double().log_softmax(-1)
+        tokens = torch.from_numpy(batch[:, :-1])
+        logs = trained.logits(tokens, [SEQUENCE - 1] * len(tokens)).double().log_softmax(-1).cpu()
         first = tokens[:, :1].expand_as(tokens)[..., None]
         losses = -p * logs.gather(-1, first) - (1 - p) * logs.gather(-1, 1 - first)
-        sums += losses[..., 0].sum(0).cpu()
+        sums += losses[..., 0].sum(0)
     return {m: float(sums[m - 1]) / EVALUATED for m in POSITIONS}
-
-
-def free_port() -> int:
-    """A port that nothing listens to."""
-    with socket.socket() as listener:
-        listener.bind(("", 0))
-        return listener.getsockname()[1]
 
 
 def compare(folder: str, probabilities: Sequence[float], steps: int) -> tuple[list[list[Any]], dict]:
@@ -219,8 +154,11 @@ def compare(folder: str, probabilities: Sequence[float], steps: int) -> tuple[li
     for p in probabilities:
         trained = {}
         for model in "AB":
-            options = train(os.path.join(folder, f"p{p:g}_steps{steps}"), p, model, steps)
-            trained[model] = trained_losses(options, p)
+            run = training_run(os.path.join(folder, f"p{p:g}_steps{steps}"), p, model, steps)
+            if not run.is_done():
+                write_data(os.path.dirname(run.folder), p, model, count=8 * DOCUMENTS_A_SEQUENCE * steps)
+                train(run)
+            trained[model] = trained_losses(run, p)
         for m in POSITIONS:
             row: list[Any] = [f"{p:g}", m]
             for model, formula in (("A", loss_a(p)), ("B", loss_b(p, m))):

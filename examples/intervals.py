@@ -1,0 +1,70 @@
+"""How sure a result is: intervals of 95 % over a few training runs, and over many documents or prompts."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from megatron_bfp.errors import OptionError
+
+STUDENT_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+"""97.5 % quantiles of Student's t for 1, 2, ... degrees of freedom."""
+MOST_SEEDS = len(STUDENT_T) + 1
+RESAMPLES = 2000
+
+
+class Interval(NamedTuple):
+    """A mean and its interval of 95 %."""
+
+    mean: float
+    low: float
+    high: float
+
+    def contains(self, value: float) -> bool:
+        """Whether a value is inside, so that the result does not differ from it."""
+        return self.low <= value <= self.high
+
+    def text(self, digits: int) -> str:
+        """For a table."""
+        return f"{self.mean:.{digits}f} [{self.low:.{digits}f}, {self.high:.{digits}f}]"
+
+
+def checked_seeds(seeds: int) -> int:
+    """``--seeds``.
+
+    Raises:
+        OptionError: an interval cannot be calculated for so many.
+    """
+    if not 2 <= seeds <= MOST_SEEDS:
+        raise OptionError(f"--seeds {seeds}: an interval needs 2 to {MOST_SEEDS}")
+    return seeds
+
+
+def over_seeds(values: Sequence[float]) -> Interval:
+    """The mean of a few runs and its t interval. For a comparison, give the differences of runs with the same seed."""
+    mean = float(np.mean(values))
+    half = STUDENT_T[len(values) - 2] * float(np.std(values, ddof=1)) / math.sqrt(len(values))
+    return Interval(mean, mean - half, mean + half)
+
+
+def over_items(statistic: Callable[[np.ndarray], np.ndarray], items: int, value: float) -> Interval:
+    """A bootstrap interval over the documents or prompts that models were tried on; the models stay the same.
+
+    Args:
+        statistic: of resampled items, given how often each is in a sample, int64 [resamples, items]; returns
+            float64 [resamples].
+        items: their number.
+        value: the statistic of the items themselves.
+    """
+    generator = np.random.default_rng(0)
+    blocks = [generator.multinomial(items, np.full(items, 1 / items), 100) for _ in range(RESAMPLES // 100)]
+    low, high = np.nanpercentile(np.concatenate([statistic(block) for block in blocks]), [2.5, 97.5])
+    return Interval(value, float(low), float(high))
+
+
+def verdict(name: str, baseline: str, what: str, found: Sequence[Interval]) -> str:
+    """One sentence: a difference is one if no interval of it holds 0."""
+    if any(not np.isfinite(interval).all() or interval.contains(0.0) for interval in found):
+        return f"Between {name} and {baseline}, no difference in {what} shows at this size."
+    return f"With {name}, {what} is {'lower' if found[0].mean < 0 else 'higher'} than with {baseline}."
