@@ -121,6 +121,7 @@ def test_the_bytes_are_the_same_in_every_release(tmp_path):
     assert digests == EXPECTED_DIGESTS
 
 
+@pytest.mark.case(1)
 @pytest.mark.parametrize("lengths", [[], [0, 0], [1], [8], [9], [7, 1], [16, 24]])
 @pytest.mark.parametrize("seq_length", [1, 8, 1000])
 def test_corpora_at_the_edges_build_and_verify(write_dataset, lengths, seq_length):
@@ -212,6 +213,7 @@ def test_a_foreign_file_is_found_by_verify(dataset, index, tmp_path):
         verify(index.path, dataset)
 
 
+@pytest.mark.case(11)
 def test_a_stale_index_is_refused_with_the_command_that_rebuilds_it(dataset, index, tmp_path):
     other = write(tmp_path / "data", documents_of(LENGTHS[:-1] + [7]))
     with pytest.raises(SequenceIndexError, match="built from another .*--indexed .*data .*--overwrite"):
@@ -343,6 +345,7 @@ def wait_for_a_build(directory, key, seconds):
         time.sleep(0.001)
 
 
+@pytest.mark.case(10)
 def test_racing_and_killed_builders_leave_one_whole_index(tmp_path):
     """50 rounds or more of 8 processes, some of them killed at random moments."""
     rng = random.Random(11)

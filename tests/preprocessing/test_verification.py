@@ -26,6 +26,7 @@ def test_a_right_dataset_passes(write_dataset, blocks, dtype):
     assert verify_documents(dataset.prefix, 10).num_documents == 4
 
 
+@pytest.mark.case(5)
 @pytest.mark.parametrize(
     "documents, reason",
     [
