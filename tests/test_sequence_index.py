@@ -369,9 +369,10 @@ def wait_for_a_build(directory, key, seconds):
 
 
 @pytest.mark.case(10)
-def test_racing_and_killed_builders_leave_one_whole_index(tmp_path):
-    """50 rounds or more of 8 processes, some of them killed at random moments."""
-    rng = random.Random(11)
+@pytest.mark.parametrize("num_rounds", [50, pytest.param(200, marks=pytest.mark.slow)])
+def test_racing_and_killed_builders_leave_one_whole_index(tmp_path, num_rounds):
+    """So many rounds or more of 8 processes, some of them killed at random moments."""
+    rng = random.Random(num_rounds)
     lengths = np.load(DATA / "text_lengths.npy")[:60_000]
     with IndexedDatasetWriter(str(tmp_path / "data"), np.uint16) as writer:
         writer.add(np.zeros(int(lengths.sum()), dtype=np.uint16), lengths)
@@ -386,7 +387,7 @@ def test_racing_and_killed_builders_leave_one_whole_index(tmp_path):
     reference = content_of(directory / key.name)
     context = multiprocessing.get_context("fork")
     rounds = killed_rounds = leftover_rounds = 0
-    while rounds < 50 or (min(killed_rounds, 3 * leftover_rounds) <= 10 and rounds < 300):
+    while rounds < num_rounds or (min(killed_rounds, 3 * leftover_rounds) <= 10 and rounds < 300):
         rounds += 1
         shutil.rmtree(directory)
         start = context.Event()  # starting a process takes longer than a build, where this one is large
