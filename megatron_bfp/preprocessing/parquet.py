@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from ..errors import InputError, OptionError
-from .documents import BadDocument, Place, Record
+from .documents import MAX_DOCUMENT_BYTES, BadDocument, Place, Record
 from .jsonl import missing_key
 
 MAGIC = b"PAR1"
@@ -159,6 +159,8 @@ def _values(batch: Any, key: str) -> list[bytes | None]:
 def _text(value: bytes | None, key: str) -> str:
     if value is None:
         raise ValueError(f"{key!r} holds null, not text")
+    if len(value) > MAX_DOCUMENT_BYTES:
+        raise ValueError(f"{key!r} holds a text longer than {MAX_DOCUMENT_BYTES >> 30} GiB")
     try:
         return value.decode("utf-8")
     except UnicodeDecodeError as error:
