@@ -15,7 +15,7 @@ pytest.importorskip("pyarrow")
 pytest.importorskip("backports.zstd")
 
 HERE = Path(__file__).parent
-ROUNDS = {"idx": 250, "index": 400, "json_lines": 1000, "parquet": 1000}
+ROUNDS = {"idx": 150, "index": 60, "json_lines": 200, "parquet": 200}
 FOUND = sorted(path for path in (HERE / "found").iterdir() if path.is_file())
 
 
