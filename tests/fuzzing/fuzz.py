@@ -25,7 +25,7 @@ LARGEST_GROWTH = {"parquet": 5 << 30}
 is before and after decompression, and pyarrow takes as much memory before it finds that the file is smaller."""
 OTHERS_GROWTH = 300 << 20
 LONGEST_SECONDS = 20
-"""For one input."""
+"""Of processor time, for one input."""
 
 
 def peak_bytes():
@@ -38,7 +38,7 @@ def too_slow(*_):
 
 def problem_with(target, content, before, largest_growth):
     """What is wrong with what comes out of an input; None if nothing is."""
-    signal.alarm(LONGEST_SECONDS)
+    signal.setitimer(signal.ITIMER_PROF, LONGEST_SECONDS)
     try:
         target.run(content)
     except BFPError as error:
@@ -47,7 +47,7 @@ def problem_with(target, content, before, largest_growth):
     except BaseException:
         return traceback.format_exc()
     finally:
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
     growth = peak_bytes() - before
     return f"memory grew by {growth >> 20} MB" if growth > largest_growth else None
 
@@ -62,7 +62,7 @@ def main():
     parser.add_argument("--input", type=Path, nargs="*", help="these inputs alone")
     options = parser.parse_args()
     faulthandler.enable()
-    signal.signal(signal.SIGALRM, too_slow)
+    signal.signal(signal.SIGPROF, too_slow)
     resource.setrlimit(resource.RLIMIT_AS, (16 << 30, 16 << 30))
     target = TARGETS[options.target](options.folder)
     inputs = (path.read_bytes() for path in options.input) if options.input is not None else generated(target, options)
