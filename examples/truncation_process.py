@@ -133,7 +133,8 @@ def trainer_options(folder: str, prefix: str, steps: int) -> list[str]:
     options |= {"micro-batch-size": 8, "train-iters": steps, "lr": 5e-3, "lr-warmup-iters": steps // 20}
     options |= {"weight-decay": 0, "num-workers": 0, "split": 1, "log-interval": 100, "loss-spike-factor": 0}
     options |= {"data-path": prefix, "tokenizer-model": os.path.join(folder, "tokenizer.json"), "eod-token": "<eod>"}
-    options |= {"save": os.path.join(folder, f"checkpoint_{os.path.basename(prefix)}"), "zero-stage": 0}
+    checkpoint = os.path.join(folder, f"checkpoint_{os.path.basename(prefix)}")
+    options |= {"save": checkpoint, "load": checkpoint, "zero-stage": 0}
     return [text for name, value in options.items() for text in (f"--{name}", str(value))]
 
 
@@ -169,8 +170,8 @@ def trained_losses(options: Sequence[str], p: float) -> dict[int, float]:
     the true distribution of the next one, so that the only noise is that of the sequences."""
     import torch
     from pretrain_arguments import parse_arguments
+    from pretrain_checkpoints import find_checkpoint, load_checkpoint
     from pretrain_engine import build_engine, engine_config, initialize_distributed, set_batch_sizes
-    from pretrain_gpt import load_checkpoint
 
     from megatron_bfp.attention import document_boundaries
 
@@ -180,7 +181,10 @@ def trained_losses(options: Sequence[str], p: float) -> dict[int, float]:
         os.environ["MASTER_PORT"] = str(free_port())
         initialize_distributed(arguments)
     engine = build_engine(arguments, 3, engine_config(arguments, set_batch_sizes(arguments)))
-    load_checkpoint(engine, arguments.save)
+    checkpoint = find_checkpoint(arguments)
+    if checkpoint is None:
+        raise InputError(f"{arguments.load}: holds no complete checkpoint; remove it to train the model again")
+    load_checkpoint(engine, checkpoint)
     engine.eval()
     sums = torch.zeros(SEQUENCE - 1, dtype=torch.float64)
     device = next(engine.parameters()).device

@@ -345,19 +345,19 @@ def plan_runs(remainders: np.ndarray, seq_length: int, max_documents_per_sequenc
     for length in np.flatnonzero(remainders)[::-1].tolist():
         chunks_left = int(remainders[length])
         while chunks_left:
-            run, space = take_best(length, chunks_left)
-            per_sequence = _per_sequence(space, length, run.chunks, cap)
-            filled = min(run.count, chunks_left // per_sequence)
-            partial = chunks_left - filled * per_sequence if filled < run.count else 0
-            for count, taken in ((filled, per_sequence), (1 if partial else 0, partial)):
-                if count:
-                    move = Move(run.first_sequence, taken, position, run.last_move)
-                    put_back(Run(run.first_sequence, count, run.chunks + taken, move), space - taken * length)
-                    run = run._replace(first_sequence=run.first_sequence + count, count=run.count - count)
-                    position += count * taken
-                    chunks_left -= count * taken
-            if run.count:
-                put_back(run, space)
+            (first_sequence, count, chunks, last_move), space = take_best(length, chunks_left)
+            per_sequence = _per_sequence(space, length, chunks, cap)
+            filled = min(count, chunks_left // per_sequence)
+            partial = chunks_left - filled * per_sequence if filled < count else 0
+            for num_filled, taken in ((filled, per_sequence), (1 if partial else 0, partial)):
+                if num_filled:
+                    move = Move(first_sequence, taken, position, last_move)
+                    put_back(Run(first_sequence, num_filled, chunks + taken, move), space - taken * length)
+                    first_sequence, count = first_sequence + num_filled, count - num_filled
+                    position += num_filled * taken
+                    chunks_left -= num_filled * taken
+            if count:
+                put_back(Run(first_sequence, count, chunks, last_move), space)
     runs = closed + [run for same_space in open_runs.values() for run in same_space]
     return sorted(runs, key=lambda run: run.first_sequence)
 
