@@ -8,13 +8,10 @@ import os
 import sys
 from collections.abc import Sequence
 
+from . import show_command, verify_command
 from .command_line import Parser, run
-from .index_verification import verify_all
 from .integrations import startup_file
 from .integrations.activation import is_script, run_script
-from .progress import terminal_progress
-from .show_command import add_arguments, show
-from .tables import format_table
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -30,9 +27,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     options = _parser().parse_args(arguments)
     if options.verb == "show":
-        show(options)
+        show_command.show(options)
     elif options.verb == "verify":
-        verify_command(options.prefix, options.data_cache_path)
+        verify_command.verify_command(options)
     else:
         startup_command(options.verb)
 
@@ -43,22 +40,13 @@ def _parser() -> Parser:
         description="Look after sequence indexes, or run a training script: python -m megatron_bfp SCRIPT.py OPTIONS.",
     )
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    verify = verbs.add_parser("verify", help="check every index of a dataset against its .idx, byte for byte")
-    verify.add_argument("prefix", metavar="PREFIX", help="the dataset's path without .bin or .idx")
-    verify.add_argument("--data-cache-path", help="also check the dataset's indexes in this cache")
-    add_arguments(verbs.add_parser("show", help="show what one training sequence consists of"))
+    verify_help = "check every index of a dataset against its .idx, byte for byte"
+    verify_command.add_arguments(verbs.add_parser("verify", help=verify_help))
+    show_command.add_arguments(verbs.add_parser("show", help="show what one training sequence consists of"))
     verbs.add_parser("enable", help="let unedited Megatron scripts of this Python take --data-impl bfp")
     verbs.add_parser("disable", help="undo enable")
     verbs.add_parser("status", help="say whether it is enabled")
     return parser
-
-
-def verify_command(prefix: str, cache_path: str | None) -> None:
-    """Verify every index of a dataset and print a row for each."""
-    indexes = verify_all(prefix, cache_path, terminal_progress)
-    names = ("documents", "empty_documents", "tokens", "sequences", "padding")
-    rows = [[index.path, *(index.counts[name] for name in names), "whole"] for index in indexes]
-    print(format_table(["index", *(name.replace("_", " ") for name in names), "state"], rows))
 
 
 def startup_command(verb: str) -> None:

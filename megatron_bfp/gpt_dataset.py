@@ -28,6 +28,9 @@ from .sequence_index import SequenceIndex
 from .shuffle import sequence_of_sample
 from .splits import split_fractions
 
+MOST_CORPORA = 32766
+"""In a blend of megatron-core, which numbers them in int16 and leaves one out."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -50,6 +53,7 @@ class BFPGPTDatasetConfig(GPTDatasetConfig):
     def __post_init__(self) -> None:
         if self.split is not None:
             split_fractions(self.split)
+        self._check_number_of_corpora()
         super().__post_init__()
         self.max_documents_per_sequence = checked_cap(self.max_documents_per_sequence)
         refused = {
@@ -60,6 +64,15 @@ class BFPGPTDatasetConfig(GPTDatasetConfig):
         for what, is_on in refused.items():
             if is_on:
                 raise OptionError(f"{what} cannot be used with --data-impl bfp")
+
+    def _check_number_of_corpora(self) -> None:
+        """Refuse blends that megatron-core would end with an assertion."""
+        for blend in (self.blend, *(self.blend_per_split or ())):
+            if blend is not None and len(blend[0]) > MOST_CORPORA:
+                raise OptionError(
+                    f"a blend of {len(blend[0]):,} corpora: megatron-core blends {MOST_CORPORA:,} at the most; "
+                    "join some of them with megatron-bfp-preprocess --merge"
+                )
 
 
 class BFPGPTDataset(GPTDataset):

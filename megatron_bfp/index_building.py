@@ -4,7 +4,6 @@ An index is written to a temporary sibling and renamed when it is whole and on d
 the others take its result; what killed ones left is removed by the next.
 """
 
-import errno
 import logging
 import os
 import secrets
@@ -116,17 +115,25 @@ def _build_and_rename(dataset: IndexedDataset, key: IndexKey, target: str, overw
         _write(dataset, key, temporary, progress)
         if overwrite and os.path.isdir(target):
             os.rename(target, replaced)
-        os.rename(temporary, target)
-    except OSError as error:
-        # a builder whose lock this file system did not show us may have been faster; its result is as good
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-            if os.path.isdir(replaced):
-                os.rename(replaced, target)
-            raise
+        _rename(temporary, target, replaced)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
         shutil.rmtree(replaced, ignore_errors=True)
     sync_file(os.path.dirname(target))
+
+
+def _rename(temporary: str, target: str, replaced: str) -> None:
+    """Give a whole index its name; if that fails, what had it before gets it back."""
+    try:
+        os.rename(temporary, target)
+    except OSError:
+        # A builder whose lock this file system did not show us may have been faster; its result is as good. Which error
+        # it is to rename over a directory depends on the file system.
+        if os.path.isdir(target):
+            return
+        if os.path.isdir(replaced):
+            os.rename(replaced, target)
+        raise
 
 
 def _write(dataset: IndexedDataset, key: IndexKey, directory: str, progress: Progress) -> None:

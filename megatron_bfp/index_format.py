@@ -3,7 +3,7 @@
 An index is a directory beside the dataset, named for what it holds, that numpy and ``cat`` can read::
 
     PREFIX.bfp/s2048-d0-969/           seq_length 2048, documents 0 to 968; -m8 is added for a cap of 8 documents
-        index.json                     counts, fingerprint of PREFIX.idx, size and sha256 of each array file
+        index.json                     counts, fingerprint of PREFIX.idx, checksums of each array and of this file
         runs.npy                       the three arrays of packing.SequenceTable
         document_ids.npy
         long_documents.npy
@@ -29,9 +29,12 @@ from .packing import Census, checked_cap, checked_count
 from .progress import Progress, without_progress
 
 FORMAT = "megatron_bfp sequence index"
-VERSION = 1
+VERSION = 2
+"""2 has checksums of index.json itself and of the ends of the arrays, which opening checks."""
 HASHED_BYTES = 1 << 24
 """Bytes hashed in one step."""
+END_BYTES = 1 << 14
+"""Bytes at each end of an array file that are checked when the index is opened."""
 ARRAYS = ("document_ids", "long_documents", "runs")
 NAME = re.compile(r"s([1-9][0-9]*)-d(0|[1-9][0-9]*)-(0|[1-9][0-9]*)(?:-m([1-9][0-9]*))?")
 
@@ -113,9 +116,13 @@ def metadata(
     files = {}
     for name in ARRAYS:
         path = os.path.join(directory, f"{name}.npy")
-        files[f"{name}.npy"] = {"bytes": os.path.getsize(path), "sha256": file_sha256(path, progress)}
+        files[f"{name}.npy"] = {
+            "bytes": os.path.getsize(path),
+            "ends_sha256": ends_sha256(path),
+            "sha256": file_sha256(path, progress),
+        }
     fingerprint = sampled_fingerprint(dataset.idx_content) | {"sha256": idx_sha256(dataset, progress)}
-    return {
+    described = {
         "counts": {
             "documents": census.num_documents,
             "empty_documents": census.num_empty,
@@ -131,11 +138,18 @@ def metadata(
         "seq_length": key.seq_length,
         "version": VERSION,
     }
+    return described | {"checksum": checksum(described)}
 
 
 def canonical_json(metadata: dict[str, Any]) -> bytes:
     """The one byte string that stands for ``metadata`` in index.json."""
     return json.dumps(metadata, indent=2, sort_keys=True, ensure_ascii=True).encode("ascii")
+
+
+def checksum(metadata: dict[str, Any]) -> str:
+    """sha256 of what index.json says, but for the entry that holds it, in hexadecimal."""
+    others = {name: value for name, value in metadata.items() if name != "checksum"}
+    return hashlib.sha256(canonical_json(others)).hexdigest()
 
 
 def sampled_fingerprint(content: np.ndarray) -> dict[str, Any]:
@@ -156,6 +170,15 @@ def sampled_fingerprint(content: np.ndarray) -> dict[str, Any]:
     for offset, count in offsets:
         digest.update(content[offset : offset + count])
     return {"bytes": size, "sampled_sha256": digest.hexdigest()}
+
+
+def ends_sha256(path: str) -> str:
+    """sha256 of a file's first and last ``END_BYTES``, in hexadecimal: of a small file, of every byte."""
+    with open(path, "rb") as file:
+        digest = hashlib.sha256(file.read(END_BYTES))
+        file.seek(max(0, os.path.getsize(path) - END_BYTES))
+        digest.update(file.read(END_BYTES))
+    return digest.hexdigest()
 
 
 def file_sha256(path: str, progress: Progress) -> str:

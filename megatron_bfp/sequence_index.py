@@ -1,8 +1,8 @@
 """An open sequence index: which chunks of which documents make up each training sequence.
 
-Opening does not depend on the number of documents: it checks names, sizes, the table of runs and a sampled fingerprint
-of the .idx. Each read of a sequence is checked against the .idx. What only a full pass can find,
-``index_verification.verify`` finds. The format is described in ``index_format``.
+Opening does not depend on the number of documents: it checks names, sizes, index.json and the table of runs,
+both ends of the other arrays and a sampled fingerprint of the .idx. Each read of a sequence is checked against the
+.idx. What only a full pass can find, ``index_verification.verify`` finds. The format is described in ``index_format``.
 """
 
 import hashlib
@@ -21,7 +21,9 @@ from .index_format import (
     IndexKey,
     build_command,
     canonical_json,
+    checksum,
     damaged,
+    ends_sha256,
     remedy,
     sampled_fingerprint,
 )
@@ -152,7 +154,7 @@ def _read_metadata(path: str, key: IndexKey, dataset: IndexedDataset) -> dict[st
             f"{path}: format version {metadata.get('version')}, this megatron_bfp reads {VERSION}; update it, or "
             f"rebuild the index: {remedy(path, dataset)}"
         )
-    if not _has_form(metadata):
+    if not _has_form(metadata) or metadata["checksum"] != checksum(metadata):
         raise damaged(path, dataset, "index.json was altered")
     described = (metadata["seq_length"], *metadata["documents"], metadata["max_documents_per_sequence"])
     if described != (key.seq_length, key.first_document, key.end_document, key.max_documents_per_sequence):
@@ -163,9 +165,10 @@ def _read_metadata(path: str, key: IndexKey, dataset: IndexedDataset) -> dict[st
 def _has_form(metadata: dict[str, Any]) -> bool:
     """Whether index.json has the entries that ``_metadata`` writes, with their types."""
     example = {
+        "checksum": "",
         "counts": dict.fromkeys(("documents", "empty_documents", "padding", "sequences", "tokens"), 0),
         "documents": [0, 0],
-        "files": {f"{name}.npy": {"bytes": 0, "sha256": ""} for name in ARRAYS},
+        "files": {f"{name}.npy": {"bytes": 0, "ends_sha256": "", "sha256": ""} for name in ARRAYS},
         "fingerprint": {"bytes": 0, "sampled_sha256": "", "sha256": ""},
         "format": "",
         "seq_length": 0,
@@ -203,6 +206,8 @@ def _open_table(path: str, key: IndexKey, metadata: dict[str, Any], dataset: Ind
         try:
             if os.path.getsize(file_path) != described["bytes"]:
                 raise ValueError("its size is not what index.json says")
+            if ends_sha256(file_path) != described["ends_sha256"]:
+                raise ValueError("it was altered, or is another index's")
             arrays[name] = load_array(file_path)
             expect_scattered_reads(arrays[name])
             if name == "runs":  # small whatever the corpus: read and checked whole
@@ -241,7 +246,7 @@ def _is_sound(table: SequenceTable, counts: dict[str, int], key: IndexKey) -> bo
             return False
     if not long.flags.c_contiguous or ids.dtype != id_dtype(key.end_document) or ids.ndim != 1:
         return False
-    if counts["padding"] != counts["sequences"] * key.seq_length - counts["tokens"] or counts["padding"] < 0:
+    if counts["padding"] != counts["sequences"] * key.seq_length - counts["tokens"] or min(counts.values()) < 0:
         return False
     num_full = int(long[-1, 1]) if len(long) else 0
     firsts = np.append(runs[:, 0], counts["sequences"])

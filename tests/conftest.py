@@ -33,6 +33,12 @@ def documents_of(lengths, first_token=1):
     return [list(range(first_token + end - length, first_token + end)) for end, length in zip(ends, lengths)]
 
 
+def pytest_itemcollected(item):
+    """``-k case_07`` finds the tests that are marked with ``case(7)``."""
+    for marker in item.iter_markers("case"):
+        item.extra_keyword_matches.update(f"case_{number:02}" for number in marker.args)
+
+
 @pytest.fixture
 def write_dataset(tmp_path):
     """``write`` into the test's own folder."""

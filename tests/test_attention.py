@@ -80,6 +80,7 @@ def packed(batch):
     return [batch[name] for name in ("tokens", "labels", "loss_mask", "cu_seqlens")]
 
 
+@pytest.mark.case(23)
 def test_packed_sequences_equal_their_chunks_alone(model, micro_batch):
     logits, loss, gradients = run(model, *packed(micro_batch))
     logits_alone, loss_alone, gradients_alone = run_alone(model, micro_batch)
@@ -102,6 +103,7 @@ def test_without_the_boundaries_the_result_is_another(model, micro_batch):
     assert (logits - crossing).abs().max() > 0.1
 
 
+@pytest.mark.case(24)
 def test_padding_and_other_documents_have_no_influence(model, micro_batch):
     logits, _, _ = run(model, *packed(micro_batch))
     changed = {name: tensor.clone() for name, tensor in micro_batch.items()}
@@ -170,6 +172,7 @@ def test_one_document_a_row_equals_megatron_core_s_own_attention(layer_number, l
     assert torch.allclose(ours(query, key, value, None, packed_seq_params=boundaries), expected, atol=1e-5)
 
 
+@pytest.mark.case(17)
 @pytest.mark.parametrize(
     "field, value, named",
     [

@@ -141,6 +141,7 @@ def gpu(monkeypatch):
     return pretend
 
 
+@pytest.mark.case(17)
 @pytest.mark.parametrize("name", STAND_INS)
 def test_a_fused_kernel_is_given_boundaries_scale_and_causality(name, joined, libraries):
     libraries(name)

@@ -78,6 +78,7 @@ def test_three_epochs_give_each_sequence_three_times_in_another_order(prefix):
     assert len(set(epochs)) == 3
 
 
+@pytest.mark.case(28)
 def test_the_order_depends_on_the_seed_alone(prefix):
     def order(**changes):
         sizes = changes.pop("sizes", [30, 0, 0])
@@ -88,6 +89,7 @@ def test_the_order_depends_on_the_seed_alone(prefix):
     assert order() != order(random_seed=1)
 
 
+@pytest.mark.case(30)
 @pytest.mark.parametrize("index", [-1, 10**9])
 def test_a_sample_that_is_not_there_is_an_index_error(prefix, index):
     dataset = build([None] * 3, config(([prefix], None)))[0]
@@ -106,6 +108,7 @@ def test_none_is_the_batch_padding_sample(prefix):
     assert all(torch.equal(padding[name], first[name]) for name in first if name != "loss_mask")
 
 
+@pytest.mark.case(21)
 def test_two_reads_are_equal_and_a_change_to_one_stays_there(prefix):
     dataset = build([None] * 3, config(([prefix], None)))[0]
     first = dataset[3]
@@ -166,6 +169,7 @@ def test_the_builder_s_array_of_all_documents_stays_small(prefix):
     assert [dataset.sequence_index.key.name for dataset in datasets] == ["s8-d0-8", "s8-d8-11", "s8-d11-12"]
 
 
+@pytest.mark.case(27)
 def test_a_split_without_documents_is_empty_and_one_without_samples_builds_nothing(prefix, tmp_path):
     train, valid, test = build([10, 5, 0], config(([prefix], None), split="999999,1,1"))
     assert len(train) > 0 and len(valid) == 0 and len(test) == 0
@@ -176,6 +180,7 @@ def test_a_split_without_documents_is_empty_and_one_without_samples_builds_nothi
     assert sorted(os.listdir(tmp_path / "data.bfp")) == ["s8-d0-12", "s8-d12-12"]
 
 
+@pytest.mark.case(26)
 @pytest.mark.parametrize("split", ["-1,1,0", "90,abc5,5", "0,0,0"])
 def test_a_split_that_is_none_is_refused(prefix, split):
     with pytest.raises(OptionError, match="--split"):
@@ -229,6 +234,7 @@ def test_the_invariant_holds_for_each_corpus_of_any_blend(corpora, weights, seq_
         assert targets == Counter(token for document in corpus for token in document[1:])
 
 
+@pytest.mark.case(25)
 @pytest.mark.parametrize("weights", [[0.5, 0.3, 0.2], [0.001, 0.999, 0.001], [1e-6, 1.0, 1.0]])
 @pytest.mark.parametrize("size", [1, 17, 500])
 def test_weighted_blends_reach_their_last_sample(corpora, weights, size):
@@ -260,6 +266,7 @@ def test_a_blend_for_each_split(corpora):
     assert valid.sequence_index.key.name == "s8-d0-30"
 
 
+@pytest.mark.case(27)
 def test_an_empty_corpus_in_a_blend_is_named_with_its_split(corpora, tmp_path):
     empty = write(tmp_path / "empty", [[]]).prefix
     for blend, sizes in (
@@ -271,6 +278,7 @@ def test_an_empty_corpus_in_a_blend_is_named_with_its_split(corpora, tmp_path):
             build(sizes, config(blend))
 
 
+@pytest.mark.case(11)
 def test_a_blend_s_cache_follows_the_data(corpora, tmp_path):
     def description():
         return build([20, 0, 0], config((corpora[:2], [0.5, 0.5])))[0].unique_description
@@ -285,6 +293,7 @@ def test_a_blend_s_cache_follows_the_data(corpora, tmp_path):
 # Refusals
 
 
+@pytest.mark.case(11)
 def test_a_stale_index_stops_the_start(prefix, tmp_path):
     build([None] * 3, config(([prefix], None)))
     write(tmp_path / "data", documents_of(LENGTHS[:-1] + [9]))
@@ -331,6 +340,7 @@ def test_loader_workers_give_the_same_samples(prefix, start_method, mmap):
     assert [digest(sample) for sample in loader] == [digest(dataset[i]) for i in range(len(dataset))]
 
 
+@pytest.mark.case(28)
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_ranks_read_the_same_samples_in_the_same_global_order(prefix, world_size):
     dataset = build([48, 0, 0], config(([prefix], None)))[0]
@@ -352,6 +362,7 @@ def digests_in_rank(rank, world_size, store, prefix, results):
     torch.distributed.destroy_process_group()
 
 
+@pytest.mark.case(8)
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_real_ranks_build_once_and_agree(prefix, tmp_path, world_size):
     context = multiprocessing.get_context("spawn")
@@ -373,6 +384,7 @@ def test_real_ranks_build_once_and_agree(prefix, tmp_path, world_size):
     assert os.listdir(tmp_path / "data.bfp") == ["s8-d0-9"]
 
 
+@pytest.mark.case(18)
 def test_reading_is_linear_in_the_sequence_and_makes_nothing_dense(tmp_path):
     prefix = write(tmp_path / "data", [np.arange(300) % 60_000] * 3000).prefix
     dataset = build([None] * 3, config(([prefix], None), 131_072))[0]

@@ -92,6 +92,7 @@ def test_blocks_of_documents_and_single_documents_write_the_same(tmp_path):
         assert filecmp.cmp(f"{tmp_path}/single{suffix}", f"{tmp_path}/block{suffix}", shallow=False)
 
 
+@pytest.mark.case(6)
 @pytest.mark.parametrize(
     "vocab_size, dtype", [(65_499, np.uint16), (65_500, np.int32), (65_535, np.int32), (65_537, np.int32)]
 )
@@ -99,6 +100,7 @@ def test_the_dtype_is_the_one_megatron_chooses(vocab_size, dtype):
     assert optimal_dtype(vocab_size) is dtype
 
 
+@pytest.mark.case(6)
 @pytest.mark.parametrize("token", [-1, 65_536, 70_000])
 def test_a_token_that_does_not_fit_is_refused_and_nothing_is_left(tmp_path, token):
     with pytest.raises(InputError, match="does not fit uint16"):
@@ -144,6 +146,7 @@ def test_a_killed_writer_leaves_no_dataset_and_does_not_disturb_the_next(tmp_pat
     assert sorted(os.listdir(tmp_path)) == ["data.bin", "data.idx"]
 
 
+@pytest.mark.case(12)
 @pytest.mark.parametrize("suffix", [".bin", ".idx"])
 def test_every_truncation_is_refused_at_open(write_dataset, tmp_path, suffix):
     write_dataset(documents_of([5, 0, 3, 9]))
@@ -276,6 +279,7 @@ def test_pickling_keeps_the_path_and_not_the_data(write_dataset):
     assert pickle.loads(content).document(1).tolist() == dataset.document(1).tolist()
 
 
+@pytest.mark.case(3)
 def test_more_than_two_to_the_32_tokens_in_a_sparse_file(tmp_path):
     tokens = (1 << 32) + 10
     lengths = np.array([1 << 30] * 4 + [10], dtype=np.int64)

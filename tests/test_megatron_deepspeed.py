@@ -89,6 +89,7 @@ def test_splits_are_those_of_the_prebuilt_indexes(write_dataset):
         assert not any(dataset.sequence_index.was_built for dataset in datasets)
 
 
+@pytest.mark.case(27)
 def test_a_split_without_documents_is_none_and_refused_in_a_blend(write_dataset):
     dataset = write_dataset(documents_of([5] * 10))
     train, valid, test = build_splits(dataset.prefix, "98,2,0", [1, 1, 1], LENGTH, 7)

@@ -125,6 +125,7 @@ print(len(maps), resource.getrlimit(resource.RLIMIT_NOFILE))
 """
 
 
+@pytest.mark.case(9)
 @pytest.mark.parametrize("number, message", [(100, "100 (200, 200)"), (300, "raise the limit (ulimit -Hn)")])
 def test_more_files_than_the_limit_allows(tmp_path, number, message):
     (tmp_path / "file").write_bytes(b"1234")

@@ -100,6 +100,7 @@ def write_sparse(prefix, first_token):
         writer.finalize()
 
 
+@pytest.mark.case(3, 13)
 def test_more_than_two_to_the_32_tokens_in_little_memory_and_little_disk(tmp_path):
     parts, merged = [str(tmp_path / name) for name in "ab"], str(tmp_path / "merged")
     for first_token, part in enumerate(parts, 1):

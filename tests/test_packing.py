@@ -48,6 +48,7 @@ def assert_whole(packing, lengths, seq_length):
     assert seen == expected
 
 
+@pytest.mark.case(14)
 def test_packing_equals_the_oracle_on_2000_random_inputs():
     rng = np.random.default_rng(2024)
     for round_number in range(2000):
@@ -62,6 +63,7 @@ def test_packing_equals_the_oracle_on_2000_random_inputs():
             assert ours == Counter(tuple(sorted(sequence)) for sequence in oracle)
 
 
+@pytest.mark.case(16)
 @pytest.mark.parametrize("cap", [1, 2, 3, 8])
 def test_a_cap_equals_the_per_document_algorithm_with_its_tie_rule(cap):
     rng = np.random.default_rng(cap)
@@ -74,6 +76,7 @@ def test_a_cap_equals_the_per_document_algorithm_with_its_tie_rule(cap):
         assert_whole(packing, lengths, seq_length)
 
 
+@pytest.mark.case(15)
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.integers(0, 70), max_size=60), st.integers(1, 40), st.none() | st.integers(1, 5))
 def test_every_chunk_is_in_exactly_one_sequence(lengths, seq_length, cap):
@@ -114,6 +117,7 @@ def test_blocks_change_nothing(seq_length, monkeypatch):
         assert np.array_equal(getattr(whole.table, name), getattr(blocks.table, name))
 
 
+@pytest.mark.case(15)
 @pytest.mark.parametrize("name, seq_length", [("text", 2048), ("text", 8192), ("code", 2048), ("code", 8192)])
 def test_real_lengths_pack_to_within_a_few_sequences_of_the_bound(name, seq_length):
     lengths = np.load(DATA / f"{name}_lengths.npy")
@@ -183,6 +187,7 @@ def test_damaged_counts_of_full_chunks_do_not_make_the_search_endless():
         assert 0 <= _first_above(counts, int(generator.integers(0, 2**40))) < 10_000
 
 
+@pytest.mark.case(30)
 @pytest.mark.parametrize("index", [-1, 4, 100])
 def test_a_sequence_that_is_not_there_is_an_index_error(index):
     with pytest.raises(IndexError):

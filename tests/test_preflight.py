@@ -84,6 +84,7 @@ def test_equal_nodes_agree(nodes):
     assert outputs[0].startswith("preflight: 3 nodes agree: ") and "torch " in outputs[0] and outputs[1:] == ["", ""]
 
 
+@pytest.mark.case(29)
 def test_a_missing_index_is_found_on_its_node(nodes):
     shutil.rmtree(nodes[1] / "data.bfp/s64-d0-8")
     (line,) = problems(preflight(nodes))

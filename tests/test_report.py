@@ -76,6 +76,7 @@ def test_cuts_of_concatenation_are_those_of_megatrons_dataset(write_dataset, see
     ]
 
 
+@pytest.mark.case(16)
 @settings(max_examples=300, deadline=None)
 @given(LENGTHS, st.integers(1, 20), st.sampled_from([None, 1, 2, 3]))
 def test_figures_of_packing_are_those_of_pack(lengths, seq_length, cap):

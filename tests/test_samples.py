@@ -27,6 +27,7 @@ def segments(sample):
     return [(start, end) for start, end in zip(boundaries, boundaries[1:]) if start < end]
 
 
+@pytest.mark.case(19)
 @settings(max_examples=150, deadline=None)
 @given(lengths=LENGTHS, seq_length=st.integers(1, 20), cap=st.none() | st.integers(1, 3))
 def test_every_token_is_an_input_once_and_every_later_one_a_target_once(lengths, seq_length, cap, tmp_path_factory):
@@ -45,6 +46,7 @@ def test_every_token_is_an_input_once_and_every_later_one_a_target_once(lengths,
     assert targets == Counter(token for document in documents for token in document[1:])
 
 
+@pytest.mark.case(20, 23)
 @settings(max_examples=100, deadline=None)
 @given(data=st.data(), seq_length=st.integers(1, 16))
 def test_values_of_tokens_decide_nothing(data, seq_length, tmp_path_factory):
@@ -62,6 +64,7 @@ def test_values_of_tokens_decide_nothing(data, seq_length, tmp_path_factory):
         assert sample.labels.tolist() == [text[token] for token in same.labels.tolist()]
 
 
+@pytest.mark.case(22, 24)
 @settings(max_examples=100, deadline=None)
 @given(lengths=LENGTHS, seq_length=st.integers(1, 20))
 def test_boundaries_are_the_chunks_and_then_the_padding(lengths, seq_length, tmp_path_factory):
@@ -115,6 +118,7 @@ def test_documents_of_several_sequences_are_one_document(write_dataset):
     assert sample.labels.tolist() == [2, 3, 4, 5, 0, 7, 0, 0]
 
 
+@pytest.mark.case(21)
 def test_two_reads_are_equal_and_share_no_memory(write_dataset):
     dataset = write_dataset(documents_of([3, 2, 12]))
     first, second = samples_of(dataset, 8), samples_of(dataset, 8)

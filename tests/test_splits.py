@@ -27,6 +27,7 @@ def test_spaces_and_short_forms():
     assert split_fractions(".5,.5") == [(0.0, 0.5), (0.5, 1.0), None]
 
 
+@pytest.mark.case(26)
 @pytest.mark.parametrize(
     "split",
     ["-1,1,0", "90,abc,5", "90,abc5,5", "0,0,0", "", ",", "1,,1", "1,1,1,1", "nan", "inf,1", "1e999,1", "٣,1", "1 1"],

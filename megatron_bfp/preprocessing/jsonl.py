@@ -8,7 +8,7 @@ says why.
 
 import difflib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, BinaryIO
@@ -30,6 +30,8 @@ REFUSED_STARTS = {
     b"PAR1": "is compressed Parquet; decompress it first (Parquet compresses its columns itself)",
 }
 TAR_MAGIC = slice(257, 262)
+LONGEST_SHOWN_KEY, SHOWN_KEYS = 40, 20
+"""Characters, and number, of the keys that a message names."""
 
 
 @dataclass(frozen=True)
@@ -230,10 +232,17 @@ def _text(document: dict[str, Any], key: str) -> str:
     return checked_text(value, key)
 
 
-def missing_key(key: str, keys: Iterable[str], kind: str = "key") -> str:
-    """Says that a key is missing, which there are, and which of them may have been meant."""
-    spellings = {name.lower(): name for name in keys}
+def missing_key(key: str, keys: Collection[str], kind: str = "key") -> str:
+    """Says that a key is missing, which there are, and which of them may have been meant.
+
+    Of many keys some are named, and of what is too long for a key, as texts are that stand in its place, nothing.
+    """
+    short = sorted(name for name in keys if len(name) <= LONGEST_SHOWN_KEY)
+    spellings = {name.lower(): name for name in short}
     near = difflib.get_close_matches(key.lower(), spellings, n=1)
-    names = ", ".join(repr(name) for name in sorted(keys)) or "none"
+    shown = [repr(name) for name in short[:SHOWN_KEYS]]
+    names = ", ".join(shown) or ("too long to be shown" if keys else "none")
+    if shown and len(shown) < len(keys):
+        names += f" and {len(keys) - len(shown)} more"
     hint = f"; did you mean {spellings[near[0]]!r}?" if near else ""
     return f"no {kind} {key!r}; its {kind}s are {names}{hint}"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from ..errors import InputError, OptionError
-from .documents import BadDocument, Place, Record
+from .documents import MAX_DOCUMENT_BYTES, BadDocument, Place, Record
 from .jsonl import missing_key
 
 MAGIC = b"PAR1"
@@ -50,7 +50,10 @@ def row_group_sizes(file: BinaryIO, path: str) -> list[int]:
         OptionError: pyarrow is not installed.
     """
     with _opened(file, path) as parquet:
-        return [parquet.metadata.row_group(group).total_byte_size for group in range(parquet.num_row_groups)]
+        try:
+            return [parquet.metadata.row_group(group).total_byte_size for group in range(parquet.num_row_groups)]
+        except _errors() as error:
+            raise _damaged(path, 1, error) from None
 
 
 def row_batches(
@@ -68,19 +71,23 @@ def row_batches(
     """
     name = Place(path).name
     with _opened(file, path) as parquet:
-        groups = range(parquet.num_row_groups)[first_group:end_group]
-        num_rows = [parquet.metadata.row_group(group).num_rows for group in range(groups.stop)]
-        first_row = row = 1 + sum(num_rows[: groups.start])
-        for key in keys:
-            _check_column(parquet.schema_arrow, key, name)
+        row = 1
         try:
+            groups = range(parquet.num_row_groups)[first_group:end_group]
+            num_rows = [parquet.metadata.row_group(group).num_rows for group in range(groups.stop)]
+            first_row = row = 1 + sum(num_rows[: groups.start])
+            for key in keys:
+                _check_column(parquet.schema_arrow, key, name)
             for group in groups:
-                rows = _rows_a_batch(parquet.metadata.row_group(group), keys)
+                # A damaged description of a column is an error where a row is read, and ends the process where its size
+                # is asked for: pyarrow lets that exception of C++ go through.
+                next(parquet.iter_batches(1, [group], list(keys), use_threads=False), None)
+                rows = _rows_a_batch(parquet.metadata, group, keys)
                 for batch in parquet.iter_batches(rows, [group], list(keys), use_threads=False):
                     columns = tuple(_values(batch, key) for key in keys)
                     num_bytes = sum(len(value) for column in columns for value in column if value is not None)
                     row += batch.num_rows
-                    share = (row - first_row) / sum(num_rows[groups.start :])
+                    share = (row - first_row) / max(1, sum(num_rows[groups.start :]))
                     yield RowBatch(path, row - batch.num_rows, columns, num_bytes), share
         except _errors() as error:
             raise _damaged(path, row, error) from None
@@ -101,7 +108,7 @@ def _opened(file: BinaryIO, path: str) -> Any:
 def _errors() -> tuple[type[Exception], ...]:
     import pyarrow
 
-    return pyarrow.ArrowException, OSError
+    return pyarrow.ArrowException, OSError, ValueError, OverflowError  # the last two of names and numbers in footers
 
 
 def _damaged(path: str, row: int, error: Exception) -> InputError:
@@ -109,10 +116,11 @@ def _damaged(path: str, row: int, error: Exception) -> InputError:
     return InputError(f"{Place(path).name}: damaged or unusual Parquet, from row {row} on: {reason}")
 
 
-def _rows_a_batch(row_group: Any, keys: Sequence[str]) -> int:
-    """Rows that hold about ``BATCH_BYTES`` of the values under ``keys``."""
-    columns = [row_group.column(number) for number in range(row_group.num_columns)]
-    size = sum(column.total_uncompressed_size for column in columns if column.path_in_schema in keys)
+def _rows_a_batch(metadata: Any, group: int, keys: Sequence[str]) -> int:
+    """Rows of a row group that hold about ``BATCH_BYTES`` of the values under ``keys``."""
+    row_group = metadata.row_group(group)
+    places = [place for place in range(len(metadata.schema)) if metadata.schema.column(place).path in keys]
+    size = sum(row_group.column(place).total_uncompressed_size for place in places)
     return max(1, min(MAX_ROWS, BATCH_BYTES * row_group.num_rows // max(1, size)))
 
 
@@ -151,6 +159,8 @@ def _values(batch: Any, key: str) -> list[bytes | None]:
 def _text(value: bytes | None, key: str) -> str:
     if value is None:
         raise ValueError(f"{key!r} holds null, not text")
+    if len(value) > MAX_DOCUMENT_BYTES:
+        raise ValueError(f"{key!r} holds a text longer than {MAX_DOCUMENT_BYTES >> 30} GiB")
     try:
         return value.decode("utf-8")
     except UnicodeDecodeError as error:

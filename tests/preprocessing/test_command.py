@@ -53,6 +53,7 @@ def files(folder):
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
+@pytest.mark.case(2)
 def test_documents_become_a_dataset_and_its_indexes(run_here, tmp_path, tokenizer_file):
     status, out, _ = run_here("--input", GOOD, "--split", "5,2,1", "--seq-length", 64, 128)
     assert status == 0
@@ -84,6 +85,7 @@ def test_several_sequence_lengths_and_keys(run_here, tmp_path, tokenizer_file):
     assert [index.key.seq_length for index in verify_all(code.prefix)] == [16, 8]
 
 
+@pytest.mark.case(1)
 def test_the_table_counts_what_is_cut_and_what_is_empty(run_here):
     status, out, err = run_here("--input", str(DATA / "nasty" / "02_whitespace_only.jsonl"))
     assert status == 0 and err == ""
@@ -112,6 +114,7 @@ def test_any_number_of_workers_gives_the_same_bytes(tmp_path, tokenizer_file):
             assert filecmp.cmp(f"{prefixes[0]}_text_document{suffix}", f"{prefix}_text_document{suffix}", shallow=False)
 
 
+@pytest.mark.case(8)
 def test_indexes_for_a_dataset_that_exists(run_here, write_dataset, tmp_path):
     prefix = write_dataset(documents_of([5, 90, 3, 64])).prefix
     before = files(tmp_path)
@@ -183,6 +186,7 @@ def test_bad_options_are_one_line_and_status_2_and_leave_nothing(run_here, tmp_p
     assert files(tmp_path) == []
 
 
+@pytest.mark.case(5)
 def test_a_tokenizer_without_an_eod_is_refused(run_here, tmp_path, tokenizer_file):
     common = ("--input", GOOD, "--output-prefix", tmp_path / "out", "--tokenizer-model", tokenizer_file)
     status, _, err = run_here(*common, "--append-eod", "--seq-length", 64, defaults=False)
@@ -391,6 +395,7 @@ def test_the_module_and_the_tool_verify(run_here, tmp_path):
         assert broken.returncode == 2 and len(broken.stderr.splitlines()) == 1
 
 
+@pytest.mark.case(7)
 @pytest.mark.slow
 def test_a_rerun_after_a_kill_at_any_moment_gives_the_same_bytes(tmp_path, tokenizer_file):
     """Thirty kills, each of a run that goes on where the one before was killed, until it is done and begun anew."""

@@ -95,6 +95,7 @@ def test_the_table_has_every_file():
     assert sorted(EXPECTED) == sorted(path.name for path in NASTY.iterdir())
 
 
+@pytest.mark.case(2)
 @pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize("name", EXPECTED)
 def test_a_hostile_file_gives_what_it_should(run, tmp_path, tokenizer_arguments, name, library):
@@ -180,6 +181,7 @@ def test_a_lone_surrogate_is_a_bad_document(run, tmp_path, library):
     assert IndexedDataset(str(tmp_path / "out_text_document")).num_documents == 2
 
 
+@pytest.mark.case(4)
 @pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize(
     "text",
@@ -190,6 +192,7 @@ def test_large_documents(run, tmp_path, tokenizer_arguments, library, text):
     check_large_document(run, tmp_path, tokenizer_arguments, library, text)
 
 
+@pytest.mark.case(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_a_document_of_20_mb(run, tmp_path, tokenizer_arguments, library):

@@ -68,6 +68,13 @@ def test_keys_with_dots():
     assert only(line, "x.y").startswith("no key 'x.y'")
 
 
+def test_of_many_keys_some_are_named_and_of_long_ones_none():
+    many = b"{" + b", ".join(b'"%03d": 1' % number for number in range(500)) + b"}"
+    assert only(many).endswith("'018', '019' and 480 more") and len(only(many)) < 300
+    assert only(b'{"a": 1, "' + b"long " * 100 + b'": 1}') == "no key 'text'; its keys are 'a' and 1 more"
+    assert only(b'{"' + b"text" * 100_000 + b'": 1}') == "no key 'text'; its keys are too long to be shown"
+
+
 def test_several_keys_are_one_record():
     assert records(b'{"b": "2", "a": "1"}', "a", "b")[0].texts == ["1", "2"]
     assert isinstance(records(b'{"a": "1"}', "a", "b")[0], BadDocument)

@@ -58,6 +58,7 @@ def parts(monkeypatch):
     return found
 
 
+@pytest.mark.case(4)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
     "text", [TEXT, "".join(PROBES), TEXT.replace("\n", "\r\n"), CHINESE], ids="code probes crlf zh".split()

@@ -6,6 +6,7 @@ import tracemalloc
 import pytest
 
 from megatron_bfp import InputError
+from megatron_bfp.preprocessing import parquet as parquet_reader
 from megatron_bfp.preprocessing.documents import BadDocument
 from megatron_bfp.preprocessing.parquet import row_batches
 
@@ -66,6 +67,12 @@ def test_nulls_and_what_is_not_utf_8_are_bad_rows():
         "file: row 3: byte 2 of 'text' is not UTF-8",
     ]
     assert [record.texts[0] for record in found if not isinstance(record, BadDocument)] == ["a", "c"]
+
+
+def test_a_text_that_is_too_long_is_a_bad_row(monkeypatch):
+    monkeypatch.setattr(parquet_reader, "MAX_DOCUMENT_BYTES", 3)
+    found = read(written({"text": ["abc", "abcd"]}))
+    assert found[0].texts == ["abc"] and "row 2: 'text' holds a text longer than" in str(found[1])
 
 
 def test_fields_of_structs_and_names_with_dots():

@@ -74,6 +74,7 @@ def stopped(run, corpus, tmp_path, monkeypatch):
     return tmp_path / "out.shards"
 
 
+@pytest.mark.case(7)
 def test_finished_shards_are_not_done_again(stopped, run, corpus, tmp_path, monkeypatch):
     assert run("--input", corpus, output="whole")[0] == 0
     before = {name: os.stat(stopped / name / "record").st_mtime_ns for name in names(stopped) if name.startswith("0")}

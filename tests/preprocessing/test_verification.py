@@ -5,8 +5,7 @@ import os
 import numpy as np
 import pytest
 
-from megatron_bfp import IndexedDatasetError
-from megatron_bfp.preprocessing import verification
+from megatron_bfp import IndexedDatasetError, token_verification
 from megatron_bfp.preprocessing.verification import verify_documents
 
 EOD = 9
@@ -15,8 +14,8 @@ EOD = 9
 @pytest.fixture(params=[1, 2, 3, 1 << 18])
 def blocks(request, monkeypatch):
     """With blocks smaller than a document, and as they are."""
-    monkeypatch.setattr(verification, "BLOCK_TOKENS", request.param)
-    monkeypatch.setattr(verification, "BLOCK_DOCUMENTS", request.param)
+    monkeypatch.setattr(token_verification, "BLOCK_TOKENS", request.param)
+    monkeypatch.setattr(token_verification, "BLOCK_DOCUMENTS", request.param)
 
 
 @pytest.mark.parametrize("dtype", [np.uint16, np.int32])
@@ -26,6 +25,7 @@ def test_a_right_dataset_passes(write_dataset, blocks, dtype):
     assert verify_documents(dataset.prefix, 10).num_documents == 4
 
 
+@pytest.mark.case(5)
 @pytest.mark.parametrize(
     "documents, reason",
     [
