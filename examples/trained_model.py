@@ -3,6 +3,7 @@
 import argparse
 import os
 from collections.abc import Sequence
+from pickle import UnpicklingError
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -79,8 +80,9 @@ def load_model(trainer_options: Sequence[str], checkpoint: str) -> TrainedModel:
     model = model.to("cuda" if on_gpu else "cpu", torch.bfloat16 if options.bf16 else torch.float32)
     path = os.path.join(checkpoint, "mp_rank_00_model_states.pt")
     try:
-        model.load_state_dict(torch.load(path, map_location="cpu", weights_only=False)["module"])
-    except (OSError, KeyError, RuntimeError) as error:  # ZeRO 3 and tensor parallelism leave parts in it, or nothing
+        model.load_state_dict(torch.load(path, map_location="cpu", weights_only=True)["module"])
+    except (OSError, KeyError, RuntimeError, UnpicklingError) as error:
+        # ZeRO 3 and tensor parallelism leave parts in it, or nothing
         raise InputError(f"{path}: does not hold the whole model of these options: {error}") from None
     return TrainedModel(model.eval(), options, tokenizer)
 
