@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 
 import numpy as np
 import pytest
@@ -334,6 +335,8 @@ def test_an_interrupted_run_says_so_and_keeps_finished_shards_only(tmp_path, tok
     for number, status, message in ((signal.SIGINT, 130, "preprocess_bfp: interrupted\n"), (signal.SIGTERM, 143, "")):
         command_line = [*map(str, [sys.executable, ROOT / "tools" / "preprocess_bfp.py", *arguments])]
         options = {"start_new_session": True, "env": no_fast_library}
+        # tests that run in the background of a shell are told to ignore SIGINT, and so would this process be
+        options["preexec_fn"] = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
         process = subprocess.Popen(command_line, stderr=subprocess.PIPE, text=True, **options)
         deadline = time.monotonic() + 60
         while not (tmp_path / "out.shards" / "run").exists() and time.monotonic() < deadline:
