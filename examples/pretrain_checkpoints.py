@@ -9,7 +9,6 @@ a number of ranks; for another number it is converted into DeepSpeed's universal
 """
 
 import argparse
-import copy
 import dataclasses
 import json
 import os
@@ -118,12 +117,13 @@ def load_checkpoint(engine: Any, checkpoint: Checkpoint) -> None:
     folder, name = os.path.split(checkpoint.universal or checkpoint.path)
     if engine.load_checkpoint(folder, tag=name)[0] is None:
         raise InputError(f"--load {checkpoint.path}: DeepSpeed found nothing in it for rank {distributed.get_rank()}")
-    # from a universal checkpoint, ZeRO 3 gives all groups the values of the first, and one count of steps, a tensor
+    # from a universal checkpoint, ZeRO 3 gives all groups the values of the first, and one tensor as count of steps
     for group, decay in zip(engine.optimizer.param_groups, decays, strict=True):
         group["weight_decay"] = decay
     if checkpoint.universal:
         for state in engine.optimizer.optimizer.state.values():
-            state["step"] = copy.deepcopy(state["step"])  # each group counts up its own
+            if torch.is_tensor(state.get("step")):
+                state["step"] = state["step"].clone()  # each group counts up its own
     distributed.barrier()
     if checkpoint.universal and distributed.get_rank() == 0:
         shutil.rmtree(checkpoint.universal)

@@ -125,6 +125,7 @@ class BackgroundRun:
         """Wait until so many steps are printed, and remember the processes."""
         end = time.monotonic() + seconds
         while len(steps(self.output())) < number:
+            self._children = self.process.children(recursive=True)  # for `kill`, should the steps not come
             assert self.process.poll() is None and time.monotonic() < end, self.output()[-5000:]
             time.sleep(0.02)
         self._children = self.process.children(recursive=True)
