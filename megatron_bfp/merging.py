@@ -111,6 +111,17 @@ class Merging:
                 yield
         self._end += num_bytes
 
+    def sync(self) -> None:
+        """Force to disk what was joined so far, so that ``finish`` has little to wait for.
+
+        Raises:
+            As ``merge``.
+        """
+        try:
+            os.fdatasync(self._files.bin.fileno())
+        except OSError as error:
+            raise IndexedDatasetError(f"{self._files.bin.name}: cannot be written: {error.strerror}") from None
+
     def finish(self, progress: Progress = without_progress) -> IndexedDataset:
         """Write the .idx and give both files their names; returns the dataset, opened.
 

@@ -226,11 +226,12 @@ class Finished(NamedTuple):
 
 
 def timed(name: str, command: Sequence[str], **environment: str) -> Finished:
-    """Run a contender.
+    """Run a contender, once the disk has done what others left to it.
 
     Raises:
         InputError: it failed.
     """
+    os.sync()
     with tempfile.TemporaryFile("w+") as errors, tempfile.TemporaryFile("w+") as output:
         start = time.perf_counter()
         process = subprocess.Popen(
@@ -320,7 +321,7 @@ class Benchmark:
         return self._measure_tool(name, command, corpus, repeats, PYTHONPATH=python_path)
 
     def _our_command(self, source: str, prefix: str) -> list[str]:
-        specific = ["--workers", str(self.options.workers), "--seq-length", "2048", "--overwrite"]
+        specific = ["--workers", str(self.options.workers), "--seq-length", "2048"]
         return [sys.executable, TOOL, *self._shared_options(source, prefix), *specific]
 
     def _shared_options(self, source: str, prefix: str) -> list[str]:
@@ -328,12 +329,19 @@ class Benchmark:
         return ["--input", source, "--output-prefix", prefix, *tokenizer]
 
     def _measure_tool(self, name: str, command: Any, corpus: Corpus, repeats: int, **environment: str) -> str:
-        """Measure a tool that writes a dataset; returns the dataset's prefix."""
+        """Measure a tool that writes a dataset, each time to an empty folder; returns the dataset's prefix."""
         environment |= self._threads()
-        prefix = os.path.join(self.folder, f"output{len(self.rows)}")
+        folder = os.path.join(self.folder, f"output{len(self.rows)}")
+        prefix = os.path.join(folder, "dataset")
+
+        def run(source: str) -> Finished:
+            shutil.rmtree(folder, ignore_errors=True)
+            os.makedirs(folder)
+            return timed(name, command(source, prefix), **environment)
+
         self._announce(name, corpus)
-        startup = min(timed(name, command(self.one.path, prefix + "_one"), **environment).seconds for _ in range(2))
-        runs = [timed(name, command(corpus.path, prefix), **environment) for _ in range(repeats)]
+        startup = min(run(self.one.path).seconds for _ in range(2))
+        runs = [run(corpus.path) for _ in range(repeats)]
         dataset = IndexedDataset(prefix + "_text_document")
         self._add_row(name, corpus, [run.seconds for run in runs], startup, dataset.num_tokens, runs)
         return dataset.prefix

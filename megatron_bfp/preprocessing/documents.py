@@ -64,18 +64,26 @@ class Batch(Protocol):
         ...
 
 
-def checked_text(value: object, key: str) -> str:
-    """``value``, if it is a text that can be encoded.
+def text_of(value: object, key: str) -> str:
+    """``value``, if it is a text.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if not isinstance(value, str):
+        raise ValueError(f"{key!r} holds {'null' if value is None else f'a {type(value).__name__}'}, not text")
+    return value
+
+
+def encodable_text_of(value: object, key: str) -> str:
+    """``value``, if it is a text that can be encoded, of a parser that does not make sure of that.
 
     Raises:
         ValueError: it is something else, or holds half of a surrogate pair.
     """
-    if not isinstance(value, str):
-        raise ValueError(f"{key!r} holds {'null' if value is None else f'a {type(value).__name__}'}, not text")
-    if value.isascii():  # which it knows without looking
-        return value
+    text = text_of(value, key)
     try:
-        value.encode("utf-8")
+        text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise ValueError(f"character {error.start + 1} of {key!r} is half of a surrogate pair, not text") from None
-    return value
+    return text

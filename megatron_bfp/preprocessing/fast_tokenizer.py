@@ -8,7 +8,6 @@ documents calls ``check`` on some of them as well.
 import json
 import re
 from collections.abc import Callable, Sequence
-from itertools import compress
 from mmap import PAGESIZE
 from typing import Any
 
@@ -49,45 +48,30 @@ class FastTokenizer(Tokenizer):
         self.path, self.vocab_size, self.eod = reference.path, reference.vocab_size, reference.eod
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """As ``Tokenizer.encode_batch``."""
-        tokens, lengths = self.encode_joined(texts)
-        return np.split(tokens, np.cumsum(lengths)[:-1]) if len(lengths) else []
+        """As ``Tokenizer.encode_batch``. What gigatoken cannot encode, the reference encodes or refuses."""
+        if self._remembers_too_much():
+            self._renew()
+        return [self._encode(text) for text in texts]
 
-    def encode_joined(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """As ``Tokenizer.encode_joined``. What gigatoken cannot encode, the reference encodes or refuses."""
-        if self._left_out is None:
-            return self._encode_fast(texts)
-        is_left_out = np.array([self._left_out.search(text) is not None for text in texts], dtype=bool)
-        if not is_left_out.any():
-            return self._encode_fast(texts)
-        encoders = (self._encode_fast, self._reference.encode_joined)
-        shares = [encode(list(compress(texts, is_left_out == share))) for share, encode in enumerate(encoders)]
-        return _merged(is_left_out, shares)
+    def _encode(self, text: str) -> np.ndarray:
+        if self._left_out is None or not self._left_out.search(text):
+            try:
+                return self.encode_without_reference(text)
+            except BaseException as error:
+                if not _is_from_library(error):
+                    raise
+        return self._reference.encode_batch([text])[0]
 
-    def _encode_fast(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        try:
-            return self.encode_without_reference(texts)
-        except BaseException as error:
-            if not _is_from_library(error):
-                raise
-        return self._reference.encode_joined(texts)
-
-    def encode_without_reference(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """As ``encode_joined``, by gigatoken alone: it fails where that fails, and differs where ``left_out`` is found.
+    def encode_without_reference(self, text: str) -> np.ndarray:
+        """Token ids by gigatoken alone, int32 [length]: it fails where that fails, and differs where ``left_out`` is
+        found.
 
         Raises:
             Whatever gigatoken raises. A panic of its Rust code is not derived from Exception.
         """
-        if self._remembers_too_much():
-            self._renew()
-        self._encoded += sum(map(len, texts))
-        # On this thread alone: the processes that call this are as many as the cores already.
-        layout = self._backend.encode_batch(list(texts), parallel=False).layout
-        begins = np.asarray(layout.offsets.data)
-        if len(begins) != len(texts) + 1:
-            raise ValueError(f"gigatoken gave ids for {len(begins) - 1} of {len(texts)} texts")
-        tokens = np.asarray(layout.content.data)[begins[0] : begins[-1]].astype(np.int32)
-        return tokens, np.diff(begins).astype(np.int64)
+        self._encoded += len(text)
+        # Text by text: a batch is no faster, and its ids would have to be taken apart.
+        return self._backend.encode(text).view(np.int32)
 
     def _renew(self) -> None:
         """A backend without words. Each remembers all it has met, 80 bytes for a word, for as long as it lives."""
@@ -143,7 +127,8 @@ def load_fast_tokenizer(reference: Tokenizer) -> FastTokenizer:
     try:
         described = json.dumps(description(reference))
         fast = FastTokenizer(reference, lambda: gigatoken_rs.load_hf_json(described), described_otherwise(reference))
-        fast.encode_without_reference(texts)
+        for text in texts:
+            fast.encode_without_reference(text)
     except NoDescription as error:
         raise NoFastTokenizer(str(error)) from None
     except BaseException as error:
@@ -155,14 +140,6 @@ def load_fast_tokenizer(reference: Tokenizer) -> FastTokenizer:
     except (DifferentIds, TokenizingError) as error:
         raise NoFastTokenizer(f"it cannot take its place: {error}") from None
     return fast
-
-
-def _merged(places: np.ndarray, shares: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
-    """Texts of two shares in their order; ``places``, bool [texts], says which are of the second."""
-    documents = [np.split(tokens, np.cumsum(lengths)) for tokens, lengths in shares]
-    taken = [iter(share) for share in documents]
-    joined = [next(taken[int(place)]) for place in places]
-    return np.concatenate(joined), np.array([len(tokens) for tokens in joined], dtype=np.int64)
 
 
 def _is_from_library(error: BaseException) -> bool:

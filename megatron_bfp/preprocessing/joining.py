@@ -66,3 +66,4 @@ class ShardJoiner:
                 self._merged.append(Merging(prefix))
         for key, merging in enumerate(self._merged):
             merging.append(shard_prefix(self._folder, number, key))
+            merging.sync()

@@ -8,14 +8,14 @@ says why.
 
 import difflib
 import json
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, BinaryIO
 
 from ..errors import InputError, OptionError
 from .compression import CHUNK_BYTES, compression_of
-from .documents import MAX_DOCUMENT_BYTES, BadDocument, Place, Record, checked_text
+from .documents import MAX_DOCUMENT_BYTES, BadDocument, Place, Record, encodable_text_of, text_of
 
 BATCH_BYTES = 1 << 21
 BOM = b"\xef\xbb\xbf"
@@ -51,16 +51,10 @@ class LineBatch:
         """As ``Batch.num_bytes``."""
         return len(self.content)
 
-    @cached_property
-    def lines(self) -> list[bytes]:
-        """Without their line feeds."""
-        lines = self.content.split(b"\n")
-        return lines if lines[-1] else lines[:-1]
-
     @property
     def num_lines(self) -> int:
         """As ``Batch.num_lines``."""
-        return len(self.lines)
+        return len(self._lines)
 
     def records(self, keys: Sequence[str]) -> Iterator[Record | BadDocument]:
         """Each line's texts under ``keys``, or what is wrong with it. Blank lines are passed over.
@@ -69,17 +63,26 @@ class LineBatch:
             OptionError: the JSON parser is not installed.
         """
         loads = _fast_loads()
-        byte = self.first_byte
-        for number, line in enumerate(self.lines, self.first_line):
-            document = line.removeprefix(BOM)
-            if document and not document.isspace():
-                place = Place(self.path, number, byte)
-                try:
-                    parsed = _parsed(document, len(line) - len(document), loads)
-                    yield Record(place, [_text(parsed, key) for key in keys])
-                except ValueError as error:
-                    yield BadDocument(place, str(error))
-            byte += len(line) + 1
+        content = memoryview(self.content)  # whose parts are no copies
+        for number, (begin, end) in enumerate(self._lines, self.first_line):
+            place = Place(self.path, number, self.first_byte + begin)
+            try:
+                document, checked = _parsed(content[begin:end], loads)
+                if document is not None:
+                    yield Record(place, [checked(_value(document, key), key) for key in keys])
+            except ValueError as error:
+                yield BadDocument(place, str(error))
+
+    @cached_property
+    def _lines(self) -> list[tuple[int, int]]:
+        """Where each line begins and ends, without its line feed."""
+        lines, begin = [], 0
+        while begin < len(self.content):
+            end = self.content.find(b"\n", begin)
+            end = len(self.content) if end < 0 else end
+            lines.append((begin, end))
+            begin = end + 1
+        return lines
 
 
 def line_batches(chunks: Iterable[bytes], path: str, first_byte: int = 0) -> Iterator[LineBatch]:
@@ -195,15 +198,19 @@ def _fast_loads() -> Any:
     return orjson.loads
 
 
-def _parsed(line: bytes, bytes_before: int, loads: Any) -> dict[str, Any]:
+def _parsed(line: memoryview, loads: Any) -> tuple[dict[str, Any] | None, Callable[[object, str], str]]:
+    """A line's object, None if the line is blank; and how its texts are checked."""
     try:
-        document = loads(line)
+        document, checked = loads(line), text_of  # the fast parser refuses half a surrogate pair
     except ValueError:
-        document = _parsed_slowly(line, bytes_before)
+        without_bom = bytes(line).removeprefix(BOM)
+        if not without_bom or without_bom.isspace():
+            return None, text_of
+        document, checked = _parsed_slowly(without_bom, len(line) - len(without_bom)), encodable_text_of
     if not isinstance(document, dict):
         kind = "null" if document is None else f"a JSON {type(document).__name__}"
         raise ValueError(f"holds {kind}, not an object")
-    return document
+    return document, checked
 
 
 def _parsed_slowly(line: bytes, bytes_before: int) -> Any:
@@ -220,16 +227,16 @@ def _parsed_slowly(line: bytes, bytes_before: int) -> Any:
         raise ValueError("not usable JSON: nested too deeply") from None
 
 
-def _text(document: dict[str, Any], key: str) -> str:
-    """The text under a key, or under a path of keys with dots between them."""
+def _value(document: dict[str, Any], key: str) -> object:
+    """What is under a key, or under a path of keys with dots between them."""
     if key in document:
-        return checked_text(document[key], key)
+        return document[key]
     value: Any = document
     for name in key.split("."):
         if not isinstance(value, dict) or name not in value:
             raise ValueError(missing_key(key, document))
         value = value[name]
-    return checked_text(value, key)
+    return value
 
 
 def missing_key(key: str, keys: Collection[str], kind: str = "key") -> str:

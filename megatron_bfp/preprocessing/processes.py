@@ -1,7 +1,10 @@
-"""Tasks done by processes of this machine. A process that is killed is named, and its task is tried again.
+"""Tasks done by processes of this machine. A process that is killed is named, and its tasks are tried again.
 
 The processes are forks: what was loaded before, as tokenizers are, is there at once and in memory once. So the function
 must not need threads that were started before, in this process or by a library.
+
+A task has two parts: what needs a core, and finishing it, which waits for the disk. A process finishes one task in a
+thread while it computes the next, so that its core has something to do.
 """
 
 import multiprocessing
@@ -11,9 +14,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import InputError
 
@@ -21,8 +26,9 @@ ATTEMPTS = 3
 """How often a task is tried whose process is killed."""
 REPORT_SECONDS = 0.5
 
-Function = Callable[[Any, Callable[[Any], None]], Any]
-"""Takes a task and something that is told, in parts that can be added, how much of it is done."""
+Function = Callable[[Any, Callable[[Any], None]], Callable[[], Any]]
+"""Takes a task and something that is told, in parts that can be added, how much of it is done. Returns what finishes
+the task and returns its result, and may be called on another thread while the next task is computed."""
 
 
 def run_in_processes(
@@ -43,7 +49,7 @@ def run_in_processes(
     """
     if workers == 1:
         for task in tasks:
-            yield task, function(task, report)
+            yield task, function(task, report)()
         return
     pool: list[_Worker] = []
     try:
@@ -56,62 +62,86 @@ def run_in_processes(
 def _run(
     function: Function, tasks: Iterator[Any], workers: int, report: Callable[[Any], None], pool: list["_Worker"]
 ) -> Iterator[tuple[Any, Any]]:
-    killed: list[tuple[Any, int]] = []  # tasks to try again, and how often they were tried
+    killed: list[_Attempt] = []
     more = True
     while True:
         while more or killed:
-            idle = next((worker for worker in pool if worker.task is None), None)
-            if idle is None and len(pool) == workers:
+            free = next((worker for worker in pool if worker.is_free), None)
+            if free is None and len(pool) == workers:
                 break
-            task, attempts = killed.pop() if killed else (next(tasks, None), 0)
-            if task is None:
+            attempt = killed.pop() if killed else _Attempt(next(tasks, None), 1)
+            if attempt.task is None:
                 more = False
                 continue
-            if idle is None:
-                idle = _Worker(function)
-                pool.append(idle)
-            idle.start(task, attempts + 1)
-        busy = {worker.connection: worker for worker in pool if worker.task is not None}
+            if free is None:
+                free = _Worker(function)
+                pool.append(free)
+            free.start(attempt)
+        busy = {worker.connection: worker for worker in pool if worker.attempts}
         if not busy:
             return
         for connection in wait(list(busy)):
             worker = busy[connection]
-            task, attempts = worker.task, worker.attempts
             try:
                 kind, value = connection.recv()
             except (EOFError, ConnectionError):
                 pool.remove(worker)
-                killed.append((task, attempts))
-                _say_killed(worker, task, attempts)
+                killed += worker.killed()
                 continue
             if kind == "part":
                 report(value)
-                continue
-            worker.task = None
-            if kind == "raised":
+            elif kind == "computed":
+                worker.is_free = True
+            elif kind == "raised":
                 raise value
-            yield task, value
+            else:
+                yield worker.attempts.pop(0).task, value
+
+
+class _Attempt(NamedTuple):
+    task: Any
+    number: int
+    """From 1 to ``ATTEMPTS``."""
 
 
 class _Worker:
-    """A process that does one task after another."""
+    """A process that does one task after another, and finishes each while it computes the next."""
 
     def __init__(self, function: Function) -> None:
         context = multiprocessing.get_context("fork")
         self.connection, theirs = context.Pipe()
         self.process = context.Process(target=_work, args=(function, theirs), daemon=True)
-        self.task: Any = None
-        self.attempts = 0
+        self.attempts: list[_Attempt] = []
+        """Those that have no result yet, in order."""
+        self.is_free = True
+        """For another one."""
         with _signals_held():
             self.process.start()
         theirs.close()
 
-    def start(self, task: Any, attempts: int) -> None:
-        self.task, self.attempts = task, attempts
+    def start(self, attempt: _Attempt) -> None:
+        self.attempts.append(attempt)
+        self.is_free = False
         try:
-            self.connection.send(task)
+            self.connection.send(attempt.task)
         except (BrokenPipeError, ConnectionError):
             pass  # it was killed while it was idle: reading from it says so
+
+    def killed(self) -> list[_Attempt]:
+        """Say that it was killed; returns what to do again.
+
+        Raises:
+            InputError: the last of its tasks is not to be tried again.
+        """
+        self.process.join()
+        code = self.process.exitcode
+        how = f"was killed by {signal.Signals(-code).name}" if code and code < 0 else f"ended with exit status {code}"
+        *others, (task, number) = self.attempts
+        what = f"worker process {self.process.pid} {how} at {task}"
+        if number == ATTEMPTS:
+            raise InputError(f"{what}, the {ATTEMPTS}rd time; is there enough memory? Fewer --workers need less")
+        print(f"{what}; trying again", file=sys.stderr, flush=True)
+        return [*others, _Attempt(task, number + 1)]
 
     def kill(self) -> None:
         self.process.kill()
@@ -119,55 +149,62 @@ class _Worker:
         self.connection.close()
 
 
-def _say_killed(worker: _Worker, task: Any, attempts: int) -> None:
-    """Say that a worker was killed.
-
-    Raises:
-        InputError: its task is not to be tried again.
-    """
-    worker.process.join()
-    code = worker.process.exitcode
-    how = f"was killed by {signal.Signals(-code).name}" if code and code < 0 else f"ended with exit status {code}"
-    what = f"worker process {worker.process.pid} {how} at {task}"
-    if attempts == ATTEMPTS:
-        raise InputError(f"{what}, the {ATTEMPTS}rd time; is there enough memory? Fewer --workers need less")
-    print(f"{what}; trying again", file=sys.stderr, flush=True)
-
-
 def _work(function: Function, connection: Connection) -> None:
     """What a worker process does."""
     threading.Thread(target=_end_with_the_parent, daemon=True).start()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the workers are the parallelism
-    while True:
-        try:
-            task = connection.recv()
-        except (EOFError, ConnectionError):
-            return
-        parts = _Parts(connection)
-        try:
-            answer = ("done", function(task, parts.add))
-        except Exception as error:
-            answer = ("raised", error)
-        parts.send()
-        connection.send(answer)
+    answers = _Answers(connection)
+    finishing: Future[None] | None = None
+    with ThreadPoolExecutor(1) as thread:
+        while True:
+            try:
+                task = connection.recv()
+            except (EOFError, ConnectionError):
+                return
+            try:
+                finish = function(task, answers.add)
+            except Exception as error:
+                finish = partial(_raise, error)
+            answers.send_parts()
+            if finishing is not None:
+                finishing.result()  # of the task before: no more than one waits for the disk
+            answers.send("computed")
+            finishing = thread.submit(_finish, finish, answers)
 
 
-class _Parts:
-    """Adds parts up and sends them now and then."""
+def _raise(error: Exception) -> None:
+    raise error
+
+
+def _finish(finish: Callable[[], Any], answers: "_Answers") -> None:
+    try:
+        result = finish()
+    except Exception as error:
+        answers.send("raised", error)
+    else:
+        answers.send("done", result)
+
+
+class _Answers:
+    """What a worker sends, from both of its threads. Parts are added up and sent now and then."""
 
     def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+        self._connection, self._lock = connection, threading.Lock()
         self._sum: Any = None
         self._due = time.monotonic() + REPORT_SECONDS
+
+    def send(self, kind: str, value: Any = None) -> None:
+        with self._lock:
+            self._connection.send((kind, value))
 
     def add(self, part: Any) -> None:
         self._sum = part if self._sum is None else self._sum + part
         if time.monotonic() >= self._due:
-            self.send()
+            self.send_parts()
 
-    def send(self) -> None:
+    def send_parts(self) -> None:
         if self._sum is not None:
-            self._connection.send(("part", self._sum))
+            self.send("part", self._sum)
         self._sum, self._due = None, time.monotonic() + REPORT_SECONDS
 
 

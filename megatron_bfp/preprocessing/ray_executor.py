@@ -76,7 +76,8 @@ def _say_lost(task: Any, attempts: int, error: Exception) -> None:
     Raises:
         InputError: its task is not to be tried again.
     """
-    reason = str(error).strip().split("\n")[0]
+    lines = str(error).strip().splitlines()
+    reason = ": ".join(dict.fromkeys((lines[0], lines[-1].strip())))  # of a traceback the last line says why
     if attempts == ATTEMPTS:
         raise InputError(f"{task}: its worker was lost {ATTEMPTS} times: {reason}")
     print(f"a worker was lost at {task}: {reason}; trying again", file=sys.stderr, flush=True)
@@ -86,6 +87,6 @@ def _do(function: Function, task: Any) -> tuple[str, Any, list[Any]]:
     """What a worker does. Errors are results: Ray would dress them up."""
     parts: list[Any] = []
     try:
-        return "done", function(task, parts.append), parts
+        return "done", function(task, parts.append)(), parts
     except Exception as error:
         return "raised", error, []

@@ -65,22 +65,11 @@ def _tokenize_records(
 
 def _tokenize_texts(texts: list[str], tokenizer: Tokenizer, eod: int | None) -> TokenizedTexts:
     with_text = [text for text in texts if text and not text.isspace()]
-    tokens, lengths = tokenizer.encode_joined(with_text)
-    lengths = lengths[lengths > 0]
-    if eod is not None:
-        tokens, lengths = _with_eod(tokens, lengths, eod)
+    documents = [document for document in tokenizer.encode_batch(with_text) if len(document)]
+    end = np.array([] if eod is None else [eod], dtype=np.int32)
+    lengths = np.array([len(document) + len(end) for document in documents], dtype=np.int64)
+    tokens = np.concatenate([part for document in documents for part in (document, end)] or [end[:0]])
     return TokenizedTexts(tokens, lengths, len(texts) - len(lengths))
-
-
-def _with_eod(tokens: np.ndarray, lengths: np.ndarray, eod: int) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens and lengths with an EOD behind each document."""
-    lengths = lengths + 1
-    joined = np.empty(len(tokens) + len(lengths), dtype=tokens.dtype)
-    is_token = np.ones(len(joined), dtype=bool)
-    is_token[np.cumsum(lengths) - 1] = False
-    joined[is_token] = tokens
-    joined[~is_token] = eod
-    return joined, lengths
 
 
 def _encodable(records: list[Record], tokenizer: Tokenizer) -> tuple[list[Record], list[BadDocument]]:

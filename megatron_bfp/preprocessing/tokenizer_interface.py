@@ -39,16 +39,6 @@ class Tokenizer(ABC):
             TokenizingError: the library cannot encode one of them.
         """
 
-    def encode_joined(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Token ids of all texts one after another, int32 [sum of lengths], and the lengths, int64 [texts].
-
-        Raises:
-            As ``encode_batch``.
-        """
-        documents = self.encode_batch(texts)
-        lengths = np.array([len(document) for document in documents], dtype=np.int64)
-        return np.concatenate([np.empty(0, dtype=np.int32), *documents]), lengths
-
     @abstractmethod
     def reserved_texts(self) -> list[str]:
         """Texts of tokens that are no ordinary piece: special, control, user-defined and added ones."""

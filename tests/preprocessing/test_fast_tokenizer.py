@@ -2,7 +2,6 @@
 
 import sys
 
-import numpy as np
 import pytest
 from conftest import ROOT
 from hypothesis import given, settings
@@ -70,19 +69,6 @@ def test_ids_of_any_text(kind, pairs, texts):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_joined_ids(kind, pairs):
-    texts = ["", "one text", "", "and another", ""]
-    for tokenizer in pairs[kind]:
-        tokens, lengths = tokenizer.encode_joined(texts)
-        documents = tokenizer.encode_batch(texts)
-        assert (tokens.dtype, lengths.dtype) == (np.int32, np.int64)
-        assert lengths.tolist() == [len(document) for document in documents]
-        assert tokens.tolist() == np.concatenate(documents).tolist()
-        for nothing in tokenizer.encode_joined([]):
-            assert nothing.shape == (0,)
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_texts_of_special_tokens_stay_text(kind, pairs):
     reference, fast = pairs[kind]
     for text in reference.reserved_texts():
@@ -136,7 +122,7 @@ def test_user_defined_pieces_are_the_reference_s(pairs):
     assert not differs(fast, reference, texts)
     used = []
     failing = FastTokenizer(
-        reference, lambda: Backend(fast._backend, lambda texts: used.extend(texts) or texts), fast._left_out
+        reference, lambda: Backend(fast._backend, lambda text: used.append(text) or text), fast._left_out
     )
     assert not differs(failing, reference, texts)
     assert used == ["no such", "[INST] <|im_end|>", "last"]
@@ -164,13 +150,13 @@ def test_user_defined_pieces_in_a_text_that_the_model_changes(train_sentencepiec
 class Backend:
     """Gigatoken's tokenizer, made to go wrong."""
 
-    def __init__(self, backend, change=lambda texts: texts, error=None):
+    def __init__(self, backend, change=lambda text: text, error=None):
         self._backend, self._change, self._error = backend, change, error
 
-    def encode_batch(self, texts, parallel):
+    def encode(self, text):
         if self._error is not None:
             raise self._error
-        return self._backend.encode_batch(self._change(texts), parallel=parallel)
+        return self._backend.encode(self._change(text))
 
 
 class PanicException(BaseException):
@@ -180,8 +166,8 @@ class PanicException(BaseException):
 def test_other_ids_are_found(pairs, monkeypatch):
     reference, fast = pairs["huggingface"]
 
-    def change(texts):
-        return [text.replace("\u2167", "8") for text in texts]
+    def change(text):
+        return text.replace("\u2167", "8")
 
     other = FastTokenizer(reference, lambda: Backend(fast._backend, change))
     other.check(["the same"])
@@ -219,7 +205,7 @@ def test_a_backend_that_remembers_too_much_is_replaced(grown, pairs, monkeypatch
 def test_interrupts_are_not_swallowed(pairs):
     reference, fast = pairs["huggingface"]
     with pytest.raises(KeyboardInterrupt):
-        FastTokenizer(reference, lambda: Backend(fast._backend, error=KeyboardInterrupt())).encode_joined(["a"])
+        FastTokenizer(reference, lambda: Backend(fast._backend, error=KeyboardInterrupt())).encode_batch(["a"])
 
 
 def test_a_panic_while_loading(references, monkeypatch):

@@ -13,13 +13,13 @@ from megatron_bfp.preprocessing.processes import run_in_processes
 
 def square(task, report):
     report(1)
-    return task * task
+    return lambda: task * task
 
 
 def fail(task, report):
     if task == 3:
         raise OptionError("three is no good")
-    return task
+    return lambda: task
 
 
 def kill_itself(task, report, folder, times):
@@ -28,7 +28,41 @@ def kill_itself(task, report, folder, times):
     if task == 2 and len(os.listdir(folder)) < times:
         open(tried, "w").close()
         os.kill(os.getpid(), signal.SIGKILL)
-    return task
+    return lambda: task
+
+
+def kill_itself_finishing(task, report, folder):
+    """Die in task 2, while the task before is finished."""
+    if task == 2 and not os.listdir(folder):
+        open(os.path.join(folder, "tried"), "w").close()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return lambda: time.sleep(0.2) or task
+
+
+def wait_for_the_next(task, report, folder):
+    """Tasks 0 and 1 are finished when their process has computed another one."""
+    time.sleep(0.05)
+    open(os.path.join(folder, f"{os.getpid()}-{task}"), "w").close()
+
+    def finish():
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline:
+            if any(
+                name.startswith(f"{os.getpid()}-") and name > f"{os.getpid()}-{task}" for name in os.listdir(folder)
+            ):
+                return True
+            time.sleep(0.01)
+        return False
+
+    return finish if task < 2 else lambda: True
+
+
+def fail_finishing(task, report):
+    def finish():
+        if task == 3:
+            raise OptionError("the disk is full")
+
+    return finish
 
 
 def leave(task, report):
@@ -47,6 +81,13 @@ def test_every_task_is_done_once(workers):
 def test_an_error_is_raised_as_it_was(workers):
     with pytest.raises(OptionError, match="three is no good"):
         list(run_in_processes(fail, range(6), workers, print))
+    with pytest.raises(OptionError, match="the disk is full"):
+        list(run_in_processes(fail_finishing, range(6), workers, print))
+
+
+def test_a_task_is_finished_while_the_next_is_computed(tmp_path):
+    found = dict(run_in_processes(partial(wait_for_the_next, folder=tmp_path), range(8), 2, print))
+    assert found == dict.fromkeys(range(8), True)
 
 
 def test_tasks_are_taken_as_workers_come_free():
@@ -58,7 +99,7 @@ def test_tasks_are_taken_as_workers_come_free():
             yield number
 
     for number, _ in enumerate(run_in_processes(square, tasks(), 2, print), 1):
-        assert len(taken) <= number + 2
+        assert len(taken) <= number + 4  # each of two workers finishes one and computes one
 
 
 def test_a_killed_worker_is_named_and_its_task_tried_again(tmp_path, capfd):
@@ -66,6 +107,11 @@ def test_a_killed_worker_is_named_and_its_task_tried_again(tmp_path, capfd):
     assert found == {number: number for number in range(5)}
     lines = [line for line in capfd.readouterr().err.splitlines() if "trying again" in line]
     assert len(lines) == 2 and all("was killed by SIGKILL at 2; trying again" in line for line in lines)
+
+
+def test_a_killed_worker_s_task_that_was_not_finished_is_done_again(tmp_path):
+    results = list(run_in_processes(partial(kill_itself_finishing, folder=tmp_path), range(8), 2, print))
+    assert sorted(results) == [(number, number) for number in range(8)]
 
 
 def test_a_task_that_kills_every_worker_is_given_up(tmp_path):

@@ -137,17 +137,16 @@ def test_a_shard_whose_ids_differ_is_done_again_by_the_reference(run, corpus, tm
     from megatron_bfp.preprocessing.fast_tokenizer import FastTokenizer
 
     assert run("--input", corpus, output="whole")[0] == 0
-    encode = FastTokenizer.encode_without_reference
+    encode = FastTokenizer.encode_batch
     is_wrong = False
 
     def wrong_in_one_shard(tokenizer, texts):
         nonlocal is_wrong
         if len(texts) > 1:  # a batch, and not the sample of it
             is_wrong = any(text.startswith("document 1500 ") for text in texts)
-        tokens, lengths = encode(tokenizer, texts)
-        return tokens + is_wrong, lengths
+        return [ids + is_wrong for ids in encode(tokenizer, texts)]
 
-    monkeypatch.setattr(FastTokenizer, "encode_without_reference", wrong_in_one_shard)
+    monkeypatch.setattr(FastTokenizer, "encode_batch", wrong_in_one_shard)
     status, err = run("--input", corpus)
     assert status == 0
     (line,) = err.splitlines()
