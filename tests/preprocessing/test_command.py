@@ -329,7 +329,7 @@ def test_an_interrupted_run_says_so_and_keeps_finished_shards_only(tmp_path, tok
     """Ctrl-C and a scheduler's SIGTERM reach the whole group of processes."""
     path = tmp_path / "in.jsonl"
     path.write_text(json.dumps({"text": "a document " * 40}) + "\n")
-    path.write_bytes(path.read_bytes() * 100_000)
+    path.write_bytes(path.read_bytes() * (100_000 if moment < 2 else 1_000_000))  # more than is done by then
     arguments = ["--input", path, "--output-prefix", tmp_path / "out", "--tokenizer-model", tokenizer_file]
     arguments += ["--seq-length", "64", "--workers", "2", "--skip-bad-documents"]
     for number, status, message in ((signal.SIGINT, 130, "preprocess_bfp: interrupted\n"), (signal.SIGTERM, 143, "")):
