@@ -11,9 +11,9 @@ Contenders, each as a process of its own on the same JSON Lines file:
 - gigatoken's ``encode_batch`` of texts that are in memory already: the ceiling, without reading, parsing or writing.
 
 A rate is that of text, in megabytes (10**6 bytes) of UTF-8 without the JSON around it, and of tokens, after the
-startup: the shorter of two runs with one document, for imports and loading the tokenizer, is subtracted. Memory is
-anonymous memory (RssAnon), which leaves out mapped files; pages that a forked worker shares count for each. An input
-too small to tell its time from the startup gives no rate.
+startup: a run with one document, for imports and loading the tokenizer, is subtracted. Contenders run in turn, and
+figures are medians. Memory is anonymous memory (RssAnon), which leaves out mapped files; pages that a forked worker
+shares count for each. An input too small to tell its time from the startup gives no rate.
 
 The tokenizer is copied without its post-processor, which in some puts a token before each text: Megatron's tools keep
 that, ours and gigatoken do not.
@@ -33,7 +33,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir))
@@ -48,8 +49,8 @@ from megatron_bfp.tables import format_table  # noqa: E402
 TEXT_SUFFIXES = tuple(".py .pyi .h .hpp .c .cpp .cu .cuh .txt .md .rst .js .json .html".split())
 CORPUS_FILE_BYTES = 1 << 20
 """Larger files are left out of a corpus: they are data, and few of them would be all of it."""
-SECONDS_BETWEEN_LOOKS = 0.2
-"""At the memory of a contender."""
+SHORTEST_WAIT, LONGEST_WAIT = 0.02, 0.5
+"""Seconds between looks at the memory of a contender: many in a short run, and few in a long one, which they slow down."""
 BATCH_BYTES = 1 << 26
 """Text in one call of gigatoken's ``encode_batch``."""
 TOOL = os.path.join(os.path.dirname(os.path.abspath(__file__)), "preprocess_bfp.py")
@@ -201,7 +202,9 @@ class MemoryWatch:
         self._thread.join()
 
     def _watch(self) -> None:
-        while not self._is_done.wait(SECONDS_BETWEEN_LOOKS):
+        seconds = SHORTEST_WAIT
+        while not self._is_done.wait(seconds):
+            seconds = min(1.5 * seconds, LONGEST_WAIT)
             sizes = [size for size in map(self._anonymous_bytes, filter(str.isdigit, os.listdir("/proc"))) if size]
             self.peak = Memory(max([self.peak.largest, *sizes]), max(self.peak.total, sum(sizes)))
 
@@ -251,6 +254,54 @@ def timed(name: str, command: Sequence[str], **environment: str) -> Finished:
         return Finished(seconds, watch.peak, output.read())
 
 
+@dataclass
+class Contender:
+    """A tool that writes a dataset, or gigatoken alone, and its runs."""
+
+    name: str
+    command: Callable[[str, str], list[str]]
+    """Of an input file and the path of the output, without ending."""
+    folder: str
+    """For its output; emptied before each run."""
+    environment: dict[str, str]
+    has_output: bool = True
+    startups: list[float] = field(default_factory=list)
+    """Seconds of runs with one document."""
+    seconds: list[float] = field(default_factory=list)
+    peaks: list[Memory] = field(default_factory=list)
+    num_tokens: int = 0
+
+    @property
+    def prefix(self) -> str:
+        """The path of its dataset."""
+        return os.path.join(self.folder, "dataset_text_document")
+
+    def run(self, corpus: Corpus, one: Corpus) -> None:
+        """Run it with one document, and with all.
+
+        Raises:
+            InputError: it failed.
+        """
+        if not self.has_output:
+            finished = self._timed(corpus)
+            found = json.loads(finished.output)
+            self.startups.append(0.0)
+            self.seconds.append(found["seconds"])
+            self.num_tokens = found["tokens"]
+        else:
+            self.startups.append(self._timed(one).seconds)
+            finished = self._timed(corpus)
+            self.seconds.append(finished.seconds)
+            self.num_tokens = IndexedDataset(self.prefix).num_tokens
+        self.peaks.append(finished.memory)
+
+    def _timed(self, corpus: Corpus) -> Finished:
+        shutil.rmtree(self.folder, ignore_errors=True)
+        os.makedirs(self.folder)
+        print(f"{self.name}: {corpus.text_bytes / 1e6:.1f} MB of text ...", file=sys.stderr, flush=True)
+        return timed(self.name, self.command(corpus.path, os.path.join(self.folder, "dataset")), **self.environment)
+
+
 class Benchmark:
     """Runs the contenders and keeps their figures.
 
@@ -277,110 +328,86 @@ class Benchmark:
             make_corpus(options.input[0], options.make_corpus, int(options.megabytes * 1e6), special_texts)
         self.one = first_documents(options.input, os.path.join(self.folder, "one.jsonl"), 0)
         everything = first_documents(options.input, os.path.join(self.folder, "all.jsonl"))
+        contenders = [self._ours(OURS), self._gigatoken()]
         if options.megatron_lm is None:
             print("Megatron-LM: left out, --megatron-lm was not given", flush=True)
         else:
             share_bytes = options.megatron_megabytes * 1e6
             share = first_documents(options.input, os.path.join(self.folder, "share.jsonl"), share_bytes)
-            self._compare_with_megatron(MEGATRON, "preprocess_data.py", share, OURS_ON_SHARE, 1)
-        ours = self._measure_tool(OURS, self._our_command, everything, options.repeats)
-        if options.megatron_lm is not None:
-            self._run_megatron_fast(everything, ours)
-        self._run_gigatoken(everything)
+            self._measure([self._ours(OURS_ON_SHARE), self._megatron(MEGATRON, "preprocess_data.py")], share, 1)
+            if os.path.exists(os.path.join(options.megatron_lm, "tools", "preprocess_data_fast.py")):
+                contenders.insert(1, self._megatron(MEGATRON_FAST, "preprocess_data_fast.py"))
+            else:
+                print(f"{MEGATRON_FAST}: left out, this checkout has none", flush=True)
+        self._measure(contenders, everything, options.repeats)
 
-    def _compare_with_megatron(self, name: str, script: str, share: Corpus, ours_name: str, repeats: int) -> None:
-        theirs = self._measure_megatron(name, script, share, repeats)
-        ours = self._measure_tool(ours_name, self._our_command, share, repeats)
-        self.are_identical[name] = _have_same_bytes(theirs, ours)
+    def _measure(self, contenders: list[Contender], corpus: Corpus, repeats: int) -> None:
+        """Run contenders, ours first, in turn: then each meets the machine at its best and at its worst."""
+        for _ in range(repeats):
+            for contender in list(contenders):
+                try:
+                    contender.run(corpus, self.one)
+                except InputError as error:
+                    if contender.name not in (MEGATRON_FAST, GIGATOKEN):
+                        raise
+                    print(f"left out: {error}", flush=True)  # not installed, or too young to work everywhere
+                    contenders.remove(contender)
+        for contender in contenders:
+            self._add_row(contender, corpus)
+            if contender.has_output and contender is not contenders[0]:
+                self.are_identical[contender.name] = _have_same_bytes(contender.prefix, contenders[0].prefix)
 
-    def _run_megatron_fast(self, everything: Corpus, ours: str) -> None:
-        script = "preprocess_data_fast.py"
-        if not os.path.exists(os.path.join(self.options.megatron_lm, "tools", script)):
-            print(f"{MEGATRON_FAST}: left out, this checkout has none", flush=True)
-            return
-        try:
-            theirs = self._measure_megatron(MEGATRON_FAST, script, everything, self.options.repeats)
-        except InputError as error:  # it is young, and needs libraries that Megatron-LM does not
-            print(f"left out: {error}", flush=True)
-            return
-        self.are_identical[MEGATRON_FAST] = _have_same_bytes(theirs, ours)
+    def _ours(self, name: str) -> Contender:
+        def command(source: str, prefix: str) -> list[str]:
+            specific = ["--workers", str(self.options.workers), "--seq-length", "2048"]
+            return [sys.executable, TOOL, *self._shared_options(source, prefix), *specific]
 
-    def _measure_megatron(self, name: str, script: str, corpus: Corpus, repeats: int) -> str:
+        return Contender(name, command, os.path.join(self.folder, name), self._threads())
+
+    def _megatron(self, name: str, script: str) -> Contender:
         checkout = os.path.abspath(self.options.megatron_lm)
         path = os.path.join(checkout, "tools", script)
         if not os.path.exists(path):
             raise OptionError(f"--megatron-lm {checkout}: has no tools/{script}; give a checkout of Megatron-LM")
-        is_fast = name == MEGATRON_FAST
 
         def command(source: str, prefix: str) -> list[str]:
-            specific = ["--use-gigatoken"] if is_fast else ["--workers", str(self.options.workers)]
+            specific = ["--workers", str(self.options.workers)] if name == MEGATRON else ["--use-gigatoken"]
             return [self.options.megatron_python, path, *self._shared_options(source, prefix), *specific]
 
         # its scripts append the checkout to the path, where an installed megatron-core would come first
         python_path = os.pathsep.join(filter(None, [checkout, os.environ.get("PYTHONPATH")]))
-        return self._measure_tool(name, command, corpus, repeats, PYTHONPATH=python_path)
+        return Contender(name, command, os.path.join(self.folder, name), self._threads() | {"PYTHONPATH": python_path})
 
-    def _our_command(self, source: str, prefix: str) -> list[str]:
-        specific = ["--workers", str(self.options.workers), "--seq-length", "2048"]
-        return [sys.executable, TOOL, *self._shared_options(source, prefix), *specific]
+    def _gigatoken(self) -> Contender:
+        def command(source: str, _: str) -> list[str]:
+            this = [sys.executable, os.path.abspath(__file__)]
+            return [*this, "--encode-in-memory", source, "--tokenizer-model", self.tokenizer]
+
+        return Contender(GIGATOKEN, command, os.path.join(self.folder, GIGATOKEN), self._threads(), has_output=False)
 
     def _shared_options(self, source: str, prefix: str) -> list[str]:
         tokenizer = ["--tokenizer-type", "HuggingFaceTokenizer", "--tokenizer-model", self.tokenizer, "--append-eod"]
         return ["--input", source, "--output-prefix", prefix, *tokenizer]
 
-    def _measure_tool(self, name: str, command: Any, corpus: Corpus, repeats: int, **environment: str) -> str:
-        """Measure a tool that writes a dataset, each time to an empty folder; returns the dataset's prefix."""
-        environment |= self._threads()
-        folder = os.path.join(self.folder, f"output{len(self.rows)}")
-        prefix = os.path.join(folder, "dataset")
-
-        def run(source: str) -> Finished:
-            shutil.rmtree(folder, ignore_errors=True)
-            os.makedirs(folder)
-            return timed(name, command(source, prefix), **environment)
-
-        self._announce(name, corpus)
-        startup = min(run(self.one.path).seconds for _ in range(2))
-        runs = [run(corpus.path) for _ in range(repeats)]
-        dataset = IndexedDataset(prefix + "_text_document")
-        self._add_row(name, corpus, [run.seconds for run in runs], startup, dataset.num_tokens, runs)
-        return dataset.prefix
-
-    def _run_gigatoken(self, corpus: Corpus) -> None:
-        command = [sys.executable, os.path.abspath(__file__), "--encode-in-memory", corpus.path]
-        command += ["--tokenizer-model", self.tokenizer]
-        self._announce(GIGATOKEN, corpus)
-        try:
-            runs = [timed(GIGATOKEN, command, **self._threads()) for _ in range(self.options.repeats)]
-        except InputError as error:
-            print(f"left out: {error}", flush=True)
-            return
-        results = [json.loads(run.output) for run in runs]
-        self._add_row(GIGATOKEN, corpus, [result["seconds"] for result in results], 0.0, results[0]["tokens"], runs)
-
     def _threads(self) -> dict[str, str]:
         return {"RAYON_NUM_THREADS": str(self.options.workers), "HF_HUB_OFFLINE": "1"}
 
-    def _announce(self, name: str, corpus: Corpus) -> None:
-        print(f"{name}: {corpus.text_bytes / 1e6:.1f} MB of text ...", file=sys.stderr, flush=True)
-
-    def _add_row(
-        self, name: str, corpus: Corpus, seconds: list[float], startup: float, tokens: int, runs: list[Finished]
-    ) -> None:
-        working = statistics.median(seconds) - startup
+    def _add_row(self, contender: Contender, corpus: Corpus) -> None:
+        startup = statistics.median(contender.startups)
+        working = statistics.median(contender.seconds) - startup
         is_measurable = working > startup / 5  # or the input is too small to tell it from the startup
         self.rows.append(
             {
-                "contender": name,
+                "contender": contender.name,
                 "documents": corpus.documents,
                 "text_bytes": corpus.text_bytes,
-                "tokens": tokens,
-                "seconds": seconds,
-                "startup_seconds": startup,
+                "tokens": contender.num_tokens,
+                "seconds": contender.seconds,
+                "startup_seconds": contender.startups,
                 "text_bytes_per_second": corpus.text_bytes / working if is_measurable else None,
-                "tokens_per_second": tokens / working if is_measurable else None,
-                "largest_process_bytes": max(run.memory.largest for run in runs),
-                "all_processes_bytes": max(run.memory.total for run in runs),
+                "tokens_per_second": contender.num_tokens / working if is_measurable else None,
+                "largest_process_bytes": max(peak.largest for peak in contender.peaks),
+                "all_processes_bytes": max(peak.total for peak in contender.peaks),
             }
         )
 
@@ -436,7 +463,7 @@ def table(rows: list[dict[str, Any]]) -> str:
             row["contender"],
             f"{row['text_bytes'] / 1e6:.1f}",
             f"{statistics.median(row['seconds']):.2f}",
-            f"{row['startup_seconds']:.2f}",
+            f"{statistics.median(row['startup_seconds']):.2f}",
             f"{row['text_bytes_per_second'] / 1e6:.2f}" if row["text_bytes_per_second"] else "-",
             int(row["tokens_per_second"]) if row["tokens_per_second"] else "-",
             f"{row['largest_process_bytes'] / 1e6:.0f}",
