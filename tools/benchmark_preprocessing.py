@@ -50,7 +50,7 @@ TEXT_SUFFIXES = tuple(".py .pyi .h .hpp .c .cpp .cu .cuh .txt .md .rst .js .json
 CORPUS_FILE_BYTES = 1 << 20
 """Larger files are left out of a corpus: they are data, and few of them would be all of it."""
 SHORTEST_WAIT, LONGEST_WAIT = 0.02, 0.5
-"""Seconds between looks at the memory of a contender: many in a short run, and few in a long one, which they slow down."""
+"""Seconds between looks at a contender's memory: many in a short run, and few in a long one, which they slow down."""
 BATCH_BYTES = 1 << 26
 """Text in one call of gigatoken's ``encode_batch``."""
 TOOL = os.path.join(os.path.dirname(os.path.abspath(__file__)), "preprocess_bfp.py")
