@@ -11,9 +11,9 @@ Contenders, each as a process of its own on the same JSON Lines file:
 - gigatoken's ``encode_batch`` of texts that are in memory already: the ceiling, without reading, parsing or writing.
 
 A rate is that of text, in megabytes (10**6 bytes) of UTF-8 without the JSON around it, and of tokens, after the
-startup: a run with one document, for imports and loading the tokenizer, is subtracted. Contenders run in turn, and
-figures are medians. Memory is anonymous memory (RssAnon), which leaves out mapped files; pages that a forked worker
-shares count for each. An input too small to tell its time from the startup gives no rate.
+startup: a run with one document, for imports and loading the tokenizer, is subtracted. Contenders run in turn, there
+and back, and figures are medians. Memory is anonymous memory (RssAnon), which leaves out mapped files; pages that a
+forked worker shares count for each. An input too small to tell its time from the startup gives no rate.
 
 The tokenizer is copied without its post-processor, which in some puts a token before each text: Megatron's tools keep
 that, ours and gigatoken do not.
@@ -342,9 +342,9 @@ class Benchmark:
         self._measure(contenders, everything, options.repeats)
 
     def _measure(self, contenders: list[Contender], corpus: Corpus, repeats: int) -> None:
-        """Run contenders, ours first, in turn: then each meets the machine at its best and at its worst."""
-        for _ in range(repeats):
-            for contender in list(contenders):
+        """Run contenders, ours first, in turn and back again: each follows each, and meets the machine as they do."""
+        for number in range(repeats):
+            for contender in contenders[:: -1 if number % 2 else 1]:
                 try:
                     contender.run(corpus, self.one)
                 except InputError as error:

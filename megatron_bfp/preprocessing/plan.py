@@ -21,7 +21,7 @@ from .documents import STANDARD_INPUT, Place
 from .inputs import START_BYTES, Piece, opened, start_of, stream_batches
 from .jsonl import check_start
 
-SMALLEST_SHARD, LARGEST_SHARD = 8 << 20, 256 << 20
+SMALLEST_SHARD, LARGEST_SHARD = 32 << 20, 256 << 20
 """Bytes of input: long enough that starting a shard costs nothing, short enough that little is lost with one."""
 WANTED_SHARDS = 256
 SEGMENT_BYTES = 32 << 20

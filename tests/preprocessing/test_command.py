@@ -404,7 +404,7 @@ def test_a_rerun_after_a_kill_at_any_moment_gives_the_same_bytes(tmp_path, token
     """Thirty kills, each of a run that goes on where the one before was killed, until it is done and begun anew."""
     path = tmp_path / "in.jsonl"
     with open(path, "w") as file:
-        for number in range(100_000):
+        for number in range(300_000):
             file.write(json.dumps({"text": f"document {number} " * (1 + number % 60)}) + "\n")
     common = ["--input", path, "--tokenizer-model", tokenizer_file, "--eod-token", EOD, "--append-eod"]
     common += ["--seq-length", "128", "--split", "8,1,1", "--workers", "2", "--output-prefix"]
