@@ -237,7 +237,11 @@ def test_hostfile_launchers_train_across_nodes(tmp_path, launcher):
 
 
 def scripts():
-    return sorted(path for path in ROOT.rglob("*.sh") if not {".git", ".venv", "build"} & set(path.parts))
+    """The project's, and not those of virtual environments in its folder."""
+    paths = [path.relative_to(ROOT) for path in ROOT.rglob("*.sh")]
+    found = [ROOT / path for path in sorted(paths) if not path.parts[0].startswith(".") and path.parts[0] != "build"]
+    assert found
+    return found
 
 
 def test_all_scripts_are_bash():
