@@ -410,11 +410,7 @@ class DatasetFiles:
         try:
             self.bin.flush()
             os.fsync(self.bin.fileno())
-            if os.path.exists(idx_path(self.prefix)):
-                os.remove(idx_path(self.prefix))
-            os.replace(self._bin_part, bin_path(self.prefix))
-            os.replace(self.idx_part, idx_path(self.prefix))
-            sync_file(os.path.dirname(os.path.abspath(self.prefix)))
+            move_files(self._bin_part, self.idx_part, self.prefix)
         except OSError as error:
             raise IndexedDatasetError(f"{self.prefix}: cannot be written: {error.strerror}") from None
         self.bin.close()
@@ -424,6 +420,23 @@ class DatasetFiles:
             if os.path.exists(path):
                 os.remove(path)
         _close(self.bin)
+
+
+def move_files(bin_file: str, idx_file: str, prefix: str) -> None:
+    """Give two files that are on disk the names of a dataset, the .idx last: what can be opened is complete.
+
+    Called again with the same files, it goes on where a kill has stopped it.
+
+    Raises:
+        OSError: they cannot be renamed.
+    """
+    if os.path.exists(bin_file):
+        if os.path.exists(idx_path(prefix)):
+            os.remove(idx_path(prefix))
+        os.replace(bin_file, bin_path(prefix))
+    if os.path.exists(idx_file):
+        os.replace(idx_file, idx_path(prefix))
+    sync_file(os.path.dirname(os.path.abspath(prefix)))
 
 
 class IdxWriter:

@@ -55,87 +55,43 @@ def merge(prefix: str, parts: Sequence[str], progress: Progress = without_progre
     contents = [_content(prefix, part) for part in progress(parts, len(parts), "opening parts")]
     for part, content in zip(parts, contents, strict=True):  # before anything is written
         _refuse_other_dtype(part, content, parts[0], contents[0])
-    with Merging(prefix) as merging:
+    with DatasetFiles(prefix) as files:
         num_steps = sum(_num_copies(content.num_tokens * content.dtype.itemsize) for content in contents)
-        steps = (None for part, content in zip(parts, contents, strict=True) for _ in merging.copies(part, content))
-        for _ in progress(steps, num_steps, "merging"):
+        for _ in progress(_copies(parts, contents, files.bin), num_steps, "merging"):
             pass
-        return merging.finish(progress)
+        _write_idx(files.idx_part, parts, contents, progress)
+        files.publish()
+    return IndexedDataset(prefix)
 
 
-class Merging:
-    """A dataset that is joined part by part, as they become ready. Leaving the ``with`` block without ``finish``
-    removes what was written.
-
-    Args:
-        prefix: as for ``merge``.
+def copy_tokens(part: str, num_bytes: int, target: BinaryIO, place: int) -> Iterator[None]:
+    """Copy the .bin of a dataset to a place of a file, the end of its content, in steps of ``COPIED_AT_ONCE``.
 
     Raises:
-        IndexedDatasetError: the dataset cannot be written, or another process is writing it.
+        IndexedDatasetError: it cannot be read, is shorter than ``num_bytes``, or the file cannot be written.
     """
+    with _opened(bin_path(part)) as source:
+        for first in range(0, max(1, num_bytes), COPIED_AT_ONCE):
+            _copy_range(source, first, min(COPIED_AT_ONCE, num_bytes - first), target, place + first)
+            yield
 
-    def __init__(self, prefix: str) -> None:
-        self._prefix = prefix
-        self._files = DatasetFiles(prefix)
-        self._parts: list[str] = []
-        self._contents: list[PartContent] = []
-        self._end = 0  # of what was copied, bytes
 
-    def __enter__(self) -> "Merging":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._files.__exit__(*error)
-
-    def append(self, part: str) -> None:
-        """Join one more dataset.
-
-        Raises:
-            As ``merge``.
-        """
-        for _ in self.copies(part, _content(self._prefix, part)):
-            pass
-
-    def copies(self, part: str, content: PartContent) -> Iterator[None]:
-        """``append`` in steps of ``COPIED_AT_ONCE``, of a part that had this content when it was looked at."""
+def _copies(parts: Sequence[str], contents: Sequence[PartContent], target: BinaryIO) -> Iterator[None]:
+    end = 0  # of what was copied, bytes
+    for part, content in zip(parts, contents, strict=True):
         _refuse_changed(IndexedDataset(part, mmap=False), content)
-        if self._parts:
-            _refuse_other_dtype(part, content, self._parts[0], self._contents[0])
-        self._parts.append(part)
-        self._contents.append(content)
         num_bytes = content.num_tokens * content.dtype.itemsize
-        with _opened(bin_path(part)) as source:
-            for first in range(0, max(1, num_bytes), COPIED_AT_ONCE):
-                size = min(COPIED_AT_ONCE, num_bytes - first)
-                _copy_tokens(source, first, size, self._files.bin, self._end + first)
-                yield
-        self._end += num_bytes
+        yield from copy_tokens(part, num_bytes, target, end)
+        end += num_bytes
 
-    def sync(self) -> None:
-        """Force to disk what was joined so far, so that ``finish`` has little to wait for.
 
-        Raises:
-            As ``merge``.
-        """
-        try:
-            os.fdatasync(self._files.bin.fileno())
-        except OSError as error:
-            raise IndexedDatasetError(f"{self._files.bin.name}: cannot be written: {error.strerror}") from None
-
-    def finish(self, progress: Progress = without_progress) -> IndexedDataset:
-        """Write the .idx and give both files their names; returns the dataset, opened.
-
-        Raises:
-            As ``merge``.
-        """
-        num_sequences = sum(content.num_sequences for content in self._contents)
-        num_documents = sum(content.num_documents for content in self._contents)
-        with IdxWriter(self._files.idx_part, self._contents[0].dtype, num_sequences, num_documents) as idx:
-            for place in progress(range(len(self._parts)), len(self._parts), "joining lengths"):
-                _append_lengths(self._parts[place], self._contents[place], idx)
-            idx.finish()
-        self._files.publish()
-        return IndexedDataset(self._prefix)
+def _write_idx(path: str, parts: Sequence[str], contents: Sequence[PartContent], progress: Progress) -> None:
+    num_sequences = sum(content.num_sequences for content in contents)
+    num_documents = sum(content.num_documents for content in contents)
+    with IdxWriter(path, contents[0].dtype, num_sequences, num_documents) as idx:
+        for place in progress(range(len(parts)), len(parts), "joining lengths"):
+            _append_lengths(parts[place], contents[place], idx)
+        idx.finish()
 
 
 def _content(prefix: str, part: str) -> PartContent:
@@ -197,7 +153,7 @@ def _opened(path: str) -> BinaryIO:
         raise IndexedDatasetError(f"{path}: cannot be read: {error.strerror}") from None
 
 
-def _copy_tokens(source: BinaryIO, first: int, size: int, target: BinaryIO, place: int) -> None:
+def _copy_range(source: BinaryIO, first: int, size: int, target: BinaryIO, place: int) -> None:
     """Copy ``size`` bytes from ``first`` of one file to ``place``, the end of the other; holes become holes."""
     for data_first, data_end in _data_ranges(source, first, first + size):
         while data_first < data_end:

@@ -9,13 +9,12 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from ..errors import IndexedDatasetError, InputError, OptionError
 from ..index_format import index_directory
-from ..indexed_dataset import IndexedDataset, IndexedDatasetWriter, bin_path, idx_path, optimal_dtype
+from ..indexed_dataset import IndexedDataset, bin_path, idx_path, move_files, optimal_dtype
 from ..progress import Progress, without_progress
 from .bad_documents import BadDocuments
 from .bad_places import bad_documents
@@ -23,7 +22,7 @@ from .documents import Place
 from .inputs import BAD_DOCUMENTS_SUFFIX
 from .joining import ShardJoiner
 from .meter import Meter
-from .plan import Shard, input_bytes, part_of, plan_shards, shard_bytes
+from .plan import Shard, input_bytes, part_of, plan_shards
 from .processes import run_in_processes
 from .run import Run
 from .run_folder import SUFFIX, RunFolder
@@ -36,7 +35,7 @@ from .shards import (
     write_shard,
 )
 from .summary import Totals, WrittenDataset, finished_datasets, write_summary
-from .verification import remove_dataset, verify_documents
+from .verification import verify_documents
 
 Executor = Callable[..., Iterator[tuple[Shard, ShardRecord]]]
 """As ``run_in_processes``: takes a function, its tasks, and ``report``, which is told how much is done."""
@@ -102,6 +101,7 @@ class _Writing:
         self._own: list[int] = []
         """The numbers of this run's."""
         self._remarks: set[str | None] = {None}
+        self._joined = [folder.joined_prefix(key) for key in range(len(run.keys))]
         self._tokenizer, _, reason = load_tokenizers(run.tokenizer)
         self._say_once(reason)
 
@@ -109,7 +109,7 @@ class _Writing:
         run = self._run
         with (
             Meter(input_bytes(run.paths)) as meter,
-            ShardJoiner(self._folder.path, run.dataset_prefixes) as joiner,
+            ShardJoiner(self._folder.path, self._joined, optimal_dtype(self._tokenizer.vocab_size)) as joiner,
             BadDocuments(run.prefix + BAD_DOCUMENTS_SUFFIX, run.skip_bad_documents) as bad,
         ):
             times = {"shards": self._do_shards(execute, meter, joiner), "tokenizing_seconds": meter.seconds}
@@ -118,7 +118,9 @@ class _Writing:
                 totals.add(read_record(self._folder.path, number))
             self._refuse_none(totals)
             bad.add(bad_documents(self._shards, self._record_of))
-            datasets = self._finish(joiner, progress)
+            if not self._folder.is_verified:
+                self._finish(joiner, progress)
+            datasets = self._publish()
             bad.finalize()
             times["seconds"] = meter.seconds
         write_summary(run, self._identity, totals, datasets, times)
@@ -139,7 +141,7 @@ class _Writing:
         try:
             for shard, record in execute(partial(write_shard, work=work), self._to_do(meter, joiner), report=meter.add):
                 number += 1
-                joiner.add(shard.number)
+                joiner.add(shard.number, record)
                 self._say_once(record.remark)
                 for piece in shard.pieces:
                     if piece.segment:
@@ -150,22 +152,23 @@ class _Writing:
 
     def _to_do(self, meter: Meter, joiner: ShardJoiner) -> Iterator[Shard]:
         """This run's shards that are not done."""
-        done = self._folder.finished()
+        done, is_joined = self._folder.finished(), self._folder.is_verified
         for shard in self._planned():
             self._own.append(shard.number)
-            joiner.announce(shard.number)
+            if not is_joined:
+                joiner.announce(shard.number)
             if shard.number not in done:
                 yield shard
                 continue
             record = read_record(self._folder.path, shard.number)
             if record.bad and not self._run.skip_bad_documents:
                 raise BadDocumentFound(shard.number, record)
-            joiner.add(shard.number)
+            if not is_joined:
+                joiner.add(shard.number, record)
             meter.skip(shard.num_bytes)
 
     def _planned(self) -> Iterator[Shard]:
-        paths = self._run.paths
-        shards = plan_shards(paths, shard_bytes(input_bytes(paths)), self._folder.path)
+        shards = plan_shards(self._run.paths, self._folder.path)
         if self._run.part is not None:
             self._shards = list(shards)
             yield from part_of(self._shards, *self._run.part)
@@ -197,33 +200,27 @@ class _Writing:
                     + (f"; the first bad one: {bad}" if bad else "")
                 )
 
-    def _finish(self, joiner: ShardJoiner, progress: Progress) -> list[IndexedDataset]:
-        """Give the datasets their names and check them; all of them, or none is left."""
-        vocab_size = self._tokenizer.vocab_size
+    def _finish(self, joiner: ShardJoiner, progress: Progress) -> None:
+        """Join what is not yet joined, and check the datasets."""
+        joiner.finish(progress)
         eod = self._tokenizer.eod if self._run.tokenizer.append_eod else None
-        prefixes = self._run.dataset_prefixes
         try:
-            for prefix in prefixes:
-                shutil.rmtree(index_directory(prefix), ignore_errors=True)  # of the dataset that is replaced
-            if self._own:
-                joiner.finish(progress)
-            else:  # a part of the input that has none
-                for prefix in prefixes:
-                    with IndexedDatasetWriter(prefix, optimal_dtype(vocab_size)) as writer:
-                        writer.finalize()
-            return [self._verified(prefix, eod, progress) for prefix in prefixes]
-        except BaseException:
-            for prefix in prefixes:
-                with suppress(OSError):
-                    remove_dataset(prefix)
-            raise
-
-    def _verified(self, prefix: str, eod: int | None, progress: Progress) -> IndexedDataset:
-        try:
-            return verify_documents(prefix, self._tokenizer.vocab_size, eod, progress)
+            for prefix in self._joined:
+                verify_documents(prefix, self._tokenizer.vocab_size, eod, progress)
         except IndexedDatasetError:
             self._folder.remove()  # its shards would give the same again
             raise
+        self._folder.set_verified()
+
+    def _publish(self) -> list[IndexedDataset]:
+        """Give the datasets their names."""
+        for joined, prefix in zip(self._joined, self._run.dataset_prefixes, strict=True):
+            try:
+                shutil.rmtree(index_directory(prefix), ignore_errors=True)  # of the dataset that is replaced
+                move_files(bin_path(joined), idx_path(joined), prefix)
+            except OSError as error:
+                raise IndexedDatasetError(f"{prefix}: cannot be written: {error.strerror}") from None
+        return [IndexedDataset(prefix) for prefix in self._run.dataset_prefixes]
 
 
 def _names(paths: Sequence[str]) -> str:

@@ -1,69 +1,192 @@
-"""Finished shards to datasets, while other shards are still tokenized: the copying is done when the last of them is."""
+"""Finished shards to datasets, while other shards are still tokenized: the copying is done when the last of them is.
 
+The datasets grow in the run's folder. When a shard's part of them is on disk, its own files are removed: all tokens
+need their room once, and a run that is started again goes on behind what was joined.
+"""
+
+import os
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any, BinaryIO
 
-from ..indexed_dataset import IndexedDataset
-from ..merging import Merging
+import numpy as np
+
+from ..errors import IndexedDatasetError, InputError
+from ..indexed_dataset import IdxWriter, IndexedDataset, bin_path, idx_path
+from ..merging import copy_tokens
 from ..progress import Progress, without_progress
-from .shards import shard_prefix
+from .shards import ShardRecord, shard_prefix
+
+LENGTHS_AT_ONCE = 1 << 20
 
 
 class ShardJoiner:
-    """Joins shards in the order in which they were announced, in a thread. Leaving the ``with`` block without
-    ``finish`` removes what was written.
+    """Joins shards in the order in which they were announced, in a thread.
 
     Args:
         folder: where finished shards are.
-        prefixes: [keys], paths of the datasets to write.
+        prefixes: [keys], paths of the datasets that grow.
+        dtype: of their tokens, one of ``TOKEN_DTYPES``.
     """
 
-    def __init__(self, folder: str, prefixes: Sequence[str]) -> None:
-        self._folder, self._prefixes = folder, prefixes
+    def __init__(self, folder: str, prefixes: Sequence[str], dtype: Any) -> None:
+        self._folder, self._prefixes, self._dtype = folder, prefixes, dtype
         self._waiting: list[int] = []  # announced, in order
-        self._finished: set[int] = set()
-        self._merged: list[Merging] = []
+        self._finished: dict[int, ShardRecord] = {}
+        self._datasets: list[GrowingDataset] = []
         self._thread = ThreadPoolExecutor(1)
         self._copies: list[Future] = []
 
     def __enter__(self) -> "ShardJoiner":
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, *_: object) -> None:
         self._thread.shutdown(wait=True, cancel_futures=True)
-        for merging in self._merged:
-            merging.__exit__(*error)
+        for dataset in self._datasets:
+            dataset.close()
 
     def announce(self, number: int) -> None:
         """A shard comes behind those announced before."""
         self._waiting.append(number)
 
-    def add(self, number: int) -> None:
+    def add(self, number: int, record: ShardRecord) -> None:
         """A shard that was announced is finished.
 
         Raises:
-            What was raised in joining one before, as by ``merge``.
+            IndexedDatasetError: one before cannot be read, or a dataset cannot be written.
         """
-        self._finished.add(number)
+        self._finished[number] = record
         while self._waiting and self._waiting[0] in self._finished:
-            self._copies.append(self._thread.submit(self._append, self._waiting.pop(0)))
+            first = self._waiting.pop(0)
+            self._copies.append(self._thread.submit(self._append, first, self._finished.pop(first)))
         while self._copies and self._copies[0].done():
             self._copies.pop(0).result()
 
-    def finish(self, progress: Progress = without_progress) -> list[IndexedDataset]:
-        """Give the datasets their names; all shards must be there.
+    def finish(self, progress: Progress = without_progress) -> None:
+        """Write each dataset's .idx; all shards must be there.
 
         Raises:
-            As ``merge``.
+            As ``add``.
         """
         for copy in progress(self._copies, len(self._copies), "joining shards"):
             copy.result()
-        return [merging.finish(progress) for merging in self._merged]
+        for dataset in self._opened():
+            dataset.finish(progress)
 
-    def _append(self, number: int) -> None:
-        if not self._merged:
-            for prefix in self._prefixes:
-                self._merged.append(Merging(prefix))
-        for key, merging in enumerate(self._merged):
-            merging.append(shard_prefix(self._folder, number, key))
-            merging.sync()
+    def _opened(self) -> list["GrowingDataset"]:
+        if not self._datasets:
+            self._datasets = [GrowingDataset(prefix, self._dtype) for prefix in self._prefixes]
+        return self._datasets
+
+    def _append(self, number: int, record: ShardRecord) -> None:
+        datasets = self._opened()
+        parts = [shard_prefix(self._folder, number, key) for key in range(len(datasets))]
+        files = [path_of(part) for part in parts for path_of in (bin_path, idx_path)]
+        is_joined = not all(map(os.path.exists, files))  # the first is removed when all are joined
+        for dataset, part, *counts in zip(datasets, parts, record.num_documents, record.num_tokens, strict=True):
+            dataset.pass_over(*counts) if is_joined else dataset.append(part, *counts)
+        for path in files:
+            with suppress(FileNotFoundError):
+                os.remove(path)
+
+
+class GrowingDataset:
+    """PREFIX.bin and PREFIX.lengths, which grow shard by shard, and at last PREFIX.idx. The files stay when they are
+    closed, so that another process can go on with them.
+
+    Args:
+        prefix: path of the files without their endings.
+        dtype: of a token, one of ``TOKEN_DTYPES``.
+
+    Raises:
+        IndexedDatasetError: the files cannot be written, which any method may find.
+    """
+
+    def __init__(self, prefix: str, dtype: Any) -> None:
+        self._prefix, self._dtype = prefix, np.dtype(dtype)
+        self._num_documents = self._num_tokens = 0
+        self._bin, self._lengths = (_open_to_go_on(path) for path in (bin_path(prefix), prefix + ".lengths"))
+
+    def close(self) -> None:
+        """Close the files."""
+        self._bin.close()
+        self._lengths.close()
+
+    def append(self, part: str, num_documents: int, num_tokens: int) -> None:
+        """Copy a shard's dataset behind what is there, and force it to disk.
+
+        Args:
+            part: its prefix. Its documents have one sequence each.
+            num_documents, num_tokens: what it must have.
+
+        Raises:
+            IndexedDatasetError: it is damaged.
+        """
+        source = IndexedDataset(part, mmap=False)
+        if (source.dtype, source.num_documents, source.num_tokens) != (self._dtype, num_documents, num_tokens):
+            raise IndexedDatasetError(
+                f"{idx_path(part)}: is not what the shard's record says; remove {os.path.dirname(part)}, and the same "
+                "command does this shard again"
+            )
+        itemsize = self._dtype.itemsize
+        for _ in copy_tokens(part, num_tokens * itemsize, self._bin, self._num_tokens * itemsize):
+            pass
+        try:
+            self._lengths.seek(self._num_documents * 4)
+            for lengths in source.checked_lengths():
+                self._lengths.write(lengths.data)
+            for file in (self._bin, self._lengths):
+                os.fdatasync(file.fileno())
+        except OSError as error:
+            raise self._cannot_write(error) from None
+        self._add(num_documents, num_tokens)
+
+    def pass_over(self, num_documents: int, num_tokens: int) -> None:
+        """Go on behind a shard that was appended before.
+
+        Raises:
+            InputError: it was not.
+        """
+        self._add(num_documents, num_tokens)
+        if _size(self._bin) < self._num_bytes or _size(self._lengths) < self._num_documents * 4:
+            raise InputError(
+                f"{bin_path(self._prefix)}: is shorter than the shards that were joined in it; remove "
+                f"{os.path.dirname(self._prefix)} to begin anew"
+            )
+
+    def finish(self, progress: Progress = without_progress) -> None:
+        """Write the .idx."""
+        try:
+            os.ftruncate(self._bin.fileno(), self._num_bytes)
+        except OSError as error:
+            raise self._cannot_write(error) from None
+        with IdxWriter(idx_path(self._prefix), self._dtype, self._num_documents, self._num_documents) as idx:
+            self._lengths.seek(0)
+            for first in progress(range(0, self._num_documents, LENGTHS_AT_ONCE), None, "joining lengths"):
+                lengths = np.fromfile(self._lengths, np.int32, min(LENGTHS_AT_ONCE, self._num_documents - first))
+                idx.add_sequences(lengths)
+                idx.add_documents(np.ones(len(lengths), np.int32))
+            idx.finish()
+
+    @property
+    def _num_bytes(self) -> int:
+        return self._num_tokens * self._dtype.itemsize
+
+    def _add(self, num_documents: int, num_tokens: int) -> None:
+        self._num_documents += num_documents
+        self._num_tokens += num_tokens
+
+    def _cannot_write(self, error: OSError) -> IndexedDatasetError:
+        return IndexedDatasetError(f"{bin_path(self._prefix)}: cannot be written: {error.strerror}")
+
+
+def _open_to_go_on(path: str) -> BinaryIO:
+    try:
+        return open(path, "r+b", buffering=0, opener=lambda name, flags: os.open(name, flags | os.O_CREAT, 0o666))
+    except OSError as error:
+        raise IndexedDatasetError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def _size(file: BinaryIO) -> int:
+    return os.fstat(file.fileno()).st_size

@@ -10,7 +10,7 @@ The plan depends on the inputs' sizes alone, not on the number of workers.
 
 import os
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,9 +21,13 @@ from .documents import STANDARD_INPUT, Place
 from .inputs import START_BYTES, Piece, opened, start_of, stream_batches
 from .jsonl import check_start
 
-SMALLEST_SHARD, LARGEST_SHARD = 32 << 20, 256 << 20
+SMALL_SHARD, LARGEST_SHARD = 32 << 20, 256 << 20
 """Bytes of input: long enough that starting a shard costs nothing, short enough that little is lost with one."""
-WANTED_SHARDS = 256
+SHARE_OF_REST = 64
+"""A shard is one of so many parts of what is left: large where there is much, and smaller towards the end, so that all
+workers end at about the same time."""
+LAST_SHARES, SMALLEST_SHARD = 4, SMALL_SHARD // 4
+"""The last shards are a share of what is left even if they are small."""
 SEGMENT_BYTES = 32 << 20
 """Of what comes through a pipe, decompressed."""
 CHECKED_BYTES = 1 << 20
@@ -57,23 +61,27 @@ def input_bytes(paths: Sequence[str]) -> int:
     return sum(0 if is_stream(path) else os.path.getsize(path) for path in paths)
 
 
-def shard_bytes(total: int) -> int:
-    """How many bytes of input a shard has, at most and where files can be cut."""
-    return min(max(SMALLEST_SHARD, total // WANTED_SHARDS), LARGEST_SHARD)
+def shard_bytes(left: int) -> int:
+    """How many bytes of input the next shard has, at most and where files can be cut, of those that are left."""
+    last = max(left // LAST_SHARES, SMALLEST_SHARD)
+    return min(max(left // SHARE_OF_REST, min(last, SMALL_SHARD)), LARGEST_SHARD)
 
 
-def plan_shards(paths: Sequence[str], size: int, segment_folder: str) -> Iterator[Shard]:
+def plan_shards(
+    paths: Sequence[str], segment_folder: str, shard_bytes: Callable[[int], int] = shard_bytes
+) -> Iterator[Shard]:
     """The shards of the inputs, in order. Streams are read as their shards are asked for.
 
     Args:
-        size: ``shard_bytes`` of the input.
         segment_folder: where segments of streams are written. Whoever has used one removes it.
+        shard_bytes: of a shard, at most, from the bytes of input that are left.
 
     Raises:
         InputError: a file cannot be read, or is none that we know.
         OptionError: a library for a file is not installed.
     """
-    for number, pieces in enumerate(_grouped(_pieces(paths, size, segment_folder), size)):
+    left = input_bytes(paths)
+    for number, pieces in enumerate(_grouped(_pieces(paths, segment_folder, left, shard_bytes), left, shard_bytes)):
         yield Shard(number, tuple(pieces))
 
 
@@ -89,58 +97,66 @@ def part_of(shards: Sequence[Shard], index: int, count: int) -> list[Shard]:
     return chosen
 
 
-def _grouped(pieces: Iterable[Piece], size: int) -> Iterator[list[Piece]]:
-    """Consecutive pieces up to ``size`` bytes; a segment of a stream is alone."""
+def _grouped(pieces: Iterable[Piece], left: int, shard_bytes: Callable[[int], int]) -> Iterator[list[Piece]]:
+    """Consecutive pieces that fit in a shard; a segment of a stream is alone."""
     group: list[Piece] = []
     num_bytes = 0
     for piece in pieces:
-        if group and (num_bytes + piece.num_bytes > size or piece.segment or group[-1].segment):
+        if group and (num_bytes + piece.num_bytes > shard_bytes(left) or piece.segment or group[-1].segment):
             yield group
-            group, num_bytes = [], 0
+            group, num_bytes, left = [], 0, left - num_bytes
         group.append(piece)
         num_bytes += piece.num_bytes
     if group:
         yield group
 
 
-def _pieces(paths: Sequence[str], size: int, segment_folder: str) -> Iterator[Piece]:
+def _pieces(paths: Sequence[str], segment_folder: str, left: int, shard_bytes: Callable[[int], int]) -> Iterator[Piece]:
     for number, path in enumerate(paths):
         try:
             if is_stream(path):
                 yield from _segments(path, os.path.join(segment_folder, f"segment-{number}"))
             else:
-                yield from _file_pieces(path, size)
+                yield from _file_pieces(path, left, shard_bytes)
+                left -= os.path.getsize(path)
         except OSError as error:
             raise InputError(f"{Place(path).name}: cannot be read: {error.strerror or error}") from None
 
 
-def _file_pieces(path: str, size: int) -> Iterator[Piece]:
+def _file_pieces(path: str, left: int, shard_bytes: Callable[[int], int]) -> Iterator[Piece]:
     num_bytes = os.path.getsize(path)
-    if num_bytes <= size:
+    if num_bytes <= shard_bytes(left):
         yield Piece(path, num_bytes)
         return
     with opened(path) as file:
         start = start_of(file, START_BYTES)
         if start.startswith(parquet.MAGIC):
-            yield from _row_group_pieces(path, num_bytes, parquet.row_group_sizes(file, path), size)
+            sizes = parquet.row_group_sizes(file, path)
+            yield from _row_group_pieces(path, num_bytes, sizes, left, shard_bytes)
         elif compression_of(start):
             yield Piece(path, num_bytes)
         else:
             check_start(start + file.read(CHECKED_BYTES), path)
-            count = -(-num_bytes // size)
-            ends = [num_bytes * place // count for place in range(count + 1)]
-            for begin, end in zip(ends, ends[1:]):
+            begin = 0
+            while begin < num_bytes:
+                rest = num_bytes - begin
+                count = -(-rest // shard_bytes(left - begin))  # equal pieces, rather than a small one at the end
+                end = begin - (-rest // count)
                 yield Piece(path, end - begin, begin, end)
+                begin = end
 
 
-def _row_group_pieces(path: str, num_bytes: int, sizes: list[int], size: int) -> Iterator[Piece]:
-    """Row groups together up to ``size`` bytes of the file."""
+def _row_group_pieces(
+    path: str, num_bytes: int, sizes: list[int], left: int, shard_bytes: Callable[[int], int]
+) -> Iterator[Piece]:
+    """Row groups that fit in a shard together."""
     total = max(1, sum(sizes))
-    first, held = 0, 0
+    first = held = before = 0
     for group, group_size in enumerate(sizes):
-        if held and (held + group_size) * num_bytes // total > size:
+        begin = before * num_bytes // total
+        if held and (held + group_size) * num_bytes // total > shard_bytes(left - begin):
             yield Piece(path, held * num_bytes // total, first, group)
-            first, held = group, 0
+            first, held, before = group, 0, before + held
         held += group_size
     yield Piece(path, held * num_bytes // total, first, len(sizes))
 

@@ -1,4 +1,5 @@
-"""OUT.shards, the folder of a run that is not finished: what it is for, and the shards that are done.
+"""OUT.shards, the folder of a run that is not finished: what it is for, the shards that are done, the datasets that
+grow of them.
 
 It is there from the first shard to the finished datasets. A run that is started again goes on with it, if it is the
 same run: the same inputs (by path, size and time of modification), tokenizer and options.
@@ -19,11 +20,16 @@ from ..files import open_exclusively, write_whole
 from .shards import shard_folder
 
 SUFFIX = ".shards"
+FORMAT = 2
+"""Of what is in the folder, which depends on how the input is cut into shards, too."""
 IDENTITY = "run"
 LOCK = "lock"
+VERIFIED = "verified"
+"""Is there when the datasets are finished and right: nothing is left but to give them their names."""
 SHARD = re.compile(r"[0-9]{6,}")
 LOCK_SECONDS = 2.0
 """How long to wait for processes that a kill has left to themselves."""
+JOINED = re.compile(r"joined-[0-9]+\.(bin|idx|lengths)")
 UNFINISHED = re.compile(r"[0-9]{6,}\..*\.part|segment-.*|.*\.[0-9]+\.part")
 
 
@@ -44,7 +50,7 @@ class RunFolder:
 
     def __init__(self, path: str, identity: dict[str, Any], overwrite: bool) -> None:
         self.path = path
-        self._identity = identity
+        self._identity = identity | {"folder_format": FORMAT}
         self._overwrite = overwrite
         self._lock: int | None = None
 
@@ -85,6 +91,27 @@ class RunFolder:
         """Whether a shard is done."""
         return os.path.isdir(shard_folder(self.path, number))
 
+    def joined_prefix(self, key: int) -> str:
+        """The path of the dataset for a key, given by its number, that the shards are joined to."""
+        return os.path.join(self.path, f"joined-{key}")
+
+    @property
+    def is_verified(self) -> bool:
+        """Whether the joined datasets are finished, and were found to be right."""
+        return os.path.exists(os.path.join(self.path, VERIFIED))
+
+    def set_verified(self) -> None:
+        """Remember that the joined datasets are finished and right.
+
+        Raises:
+            InputError: the disk is full.
+        """
+        path = os.path.join(self.path, VERIFIED)
+        try:
+            write_whole(path, b"")
+        except OSError as error:
+            raise InputError(f"{path}: cannot be written: {error.strerror}") from None
+
     def clear(self) -> None:
         """Forget the shards that are done.
 
@@ -94,11 +121,16 @@ class RunFolder:
         try:
             for number in self.finished():
                 shutil.rmtree(shard_folder(self.path, number))
+            for name in os.listdir(self.path):  # after the shards, which may not be without them
+                if name == VERIFIED or JOINED.fullmatch(name):
+                    os.remove(os.path.join(self.path, name))
         except OSError as error:
             raise InputError(f"{error.filename}: cannot be removed: {error.strerror}") from None
 
     def remove(self) -> None:
         """Remove the folder: its run is finished."""
+        with suppress(OSError):  # what a kill leaves of the rest is then no run to go on with
+            os.remove(os.path.join(self.path, IDENTITY))
         shutil.rmtree(self.path, ignore_errors=True)
 
     def _take_lock(self) -> None:
@@ -116,9 +148,7 @@ class RunFolder:
     def _begin(self) -> None:
         """Go on with what is there, or begin anew."""
         names = set(os.listdir(self.path)) - {LOCK}
-        strange = sorted(
-            name for name in names if not (name == IDENTITY or SHARD.match(name) or UNFINISHED.match(name))
-        )
+        strange = sorted(name for name in names if not _is_ours(name))
         if strange:
             raise OptionError(f"{self.path}: is no folder of unfinished runs (it holds {strange[0]}); move it away")
         found = read_json(os.path.join(self.path, IDENTITY))
@@ -128,7 +158,7 @@ class RunFolder:
                 "again to go on with it, or give --overwrite to begin anew"
             )
         self._remove_unfinished()
-        if found != self._identity:
+        if found != self._identity or (self._overwrite and self.is_verified):  # the datasets of that are in place
             self.clear()
             write_whole(os.path.join(self.path, IDENTITY), json.dumps(self._identity).encode())
 
@@ -142,6 +172,10 @@ class RunFolder:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+
+def _is_ours(name: str) -> bool:
+    return name in (IDENTITY, VERIFIED) or any(form.match(name) for form in (SHARD, JOINED, UNFINISHED))
 
 
 def read_json(path: str) -> dict[str, Any] | None:

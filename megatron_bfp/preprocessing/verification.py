@@ -1,10 +1,7 @@
 """A dataset just written, checked from what is on disk: its tokens, and where its documents end."""
 
-from contextlib import suppress
-from os import remove
-
 from ..errors import IndexedDatasetError
-from ..indexed_dataset import IndexedDataset, bin_path, idx_path
+from ..indexed_dataset import IndexedDataset, bin_path
 from ..progress import Progress, without_progress
 from ..token_verification import verify_tokens
 
@@ -32,10 +29,3 @@ def verify_documents(
             "tokenizer makes one of a text: please report this tokenizer"
         )
     return dataset
-
-
-def remove_dataset(prefix: str) -> None:
-    """Remove a dataset's two files, the .idx first: without it there is no dataset."""
-    for path in (idx_path(prefix), bin_path(prefix)):
-        with suppress(FileNotFoundError):
-            remove(path)

@@ -62,7 +62,7 @@ def inputs(tmp_path):
 @pytest.mark.parametrize("size", [100, 3000, 20_000, 1 << 30])
 def test_shards_hold_all_documents_in_order(inputs, tmp_path, size):
     paths, texts = inputs
-    shards = list(plan_shards(paths, size, str(tmp_path)))
+    shards = list(plan_shards(paths, str(tmp_path), lambda left: size))
     assert texts_of(shards) == texts
     assert [shard.number for shard in shards] == list(range(len(shards)))
     whole = max(os.path.getsize(path) for path in paths if path.endswith("gz"))
@@ -75,7 +75,7 @@ def test_shards_hold_all_documents_in_order(inputs, tmp_path, size):
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 500])
 def test_parts_follow_one_another(inputs, tmp_path, count):
     paths, texts = inputs
-    shards = list(plan_shards(paths, 3000, str(tmp_path)))
+    shards = list(plan_shards(paths, str(tmp_path), lambda left: 3000))
     parts = [part_of(shards, index, count) for index in range(count)]
     assert [shard for part in parts for shard in part] == shards
     if count <= 3:
@@ -85,7 +85,7 @@ def test_parts_follow_one_another(inputs, tmp_path, count):
 
 def test_lines_of_pieces_are_counted(inputs, tmp_path):
     paths, _ = inputs
-    pieces = [piece for shard in plan_shards(paths[:1], 700, str(tmp_path)) for piece in shard.pieces]
+    pieces = [piece for shard in plan_shards(paths[:1], str(tmp_path), lambda left: 700) for piece in shard.pieces]
     counts = [count_lines(piece) for piece in pieces]
     assert sum(counts) == 200 and 0 in counts  # a line longer than a piece leaves some without one
     assert counts == [sum(batch.num_lines for batch, _ in read_batches(piece, ["text"])) for piece in pieces]
@@ -114,7 +114,7 @@ def test_a_stream_is_cut_into_segments(tmp_path, monkeypatch):
     lines = [f'{{"text": "{number} {"x" * 1000}"}}\n'.encode() for number in range(14_000)]
     writer = threading.Thread(target=lambda: open(path, "wb").write(b"".join(lines)))
     writer.start()
-    shards = list(plan_shards([path], 1 << 20, str(tmp_path)))
+    shards = list(plan_shards([path], str(tmp_path)))
     writer.join()
     assert len(shards) > 2 and all(piece.segment for shard in shards for piece in shard.pieces)
     assert texts_of(shards) == [line[10:-3].decode() for line in lines]
@@ -127,11 +127,24 @@ def test_a_file_that_is_none_is_refused_before_it_is_cut(tmp_path):
     path = tmp_path / "a.json"
     path.write_text("[" + '{"text": "a"},\n' * 1000 + '{"text": "a"}]')
     with pytest.raises(InputError, match="is a JSON array"):
-        list(plan_shards([str(path)], 100, str(tmp_path)))
+        list(plan_shards([str(path)], str(tmp_path), lambda left: 100))
 
 
 def test_the_size_of_shards():
-    assert [shard_bytes(total) >> 20 for total in (0, 1 << 30, 1 << 34, 1 << 50)] == [32, 32, 64, 256]
+    sizes = [shard_bytes(left << 20) >> 20 for left in (0, 20, 64, 128, 2048, 4096, 1 << 14, 1 << 30)]
+    assert sizes == [8, 8, 16, 32, 32, 64, 256, 256]
+
+
+@pytest.mark.parametrize("num_files", [1, 7])
+def test_shards_become_smaller_towards_the_end(tmp_path, num_files):
+    paths = [str(tmp_path / f"{number}.jsonl") for number in range(num_files)]
+    for path in paths:
+        with open(path, "wb") as file:
+            file.truncate((20 << 30) // num_files)  # a hole: only sizes are looked at
+    sizes = [shard.num_bytes >> 20 for shard in plan_shards(paths, str(tmp_path))]
+    assert sum(sizes) == pytest.approx(20 << 10, abs=len(sizes)) and len(sizes) < 300
+    assert max(sizes) <= 256 and min(sizes) >= 2
+    assert all(later <= 1.5 * earlier for earlier, later in zip(sizes, sizes[1:])) and sizes[-1] <= 8
 
 
 def test_a_shard_is_named_by_its_files():

@@ -24,7 +24,8 @@ NUM_DOCUMENTS = 3000
 @pytest.fixture
 def corpus(tmp_path, monkeypatch):
     """A file of about 400 KB, cut into shards of 20 KB."""
-    monkeypatch.setattr(plan, "SMALLEST_SHARD", 20_000)
+    for name in ("SMALL_SHARD", "SMALLEST_SHARD"):
+        monkeypatch.setattr(plan, name, 20_000)
     path = tmp_path / "in.jsonl"
     with open(path, "w") as file:
         for number in range(NUM_DOCUMENTS):
