@@ -197,4 +197,6 @@ def difference(before: dict[str, Any], now: dict[str, Any]) -> str:
         if inputs_now[path] != inputs_before[path]:
             return f"its input {path} has changed since"
     names = [name for name in now if now[name] != before.get(name)]
-    return f"it differs in {names[0]}" if names else "it is another version's"
+    if not names or "folder_format" in names:
+        return "it is another version's"
+    return f"it differs in {names[0]}"

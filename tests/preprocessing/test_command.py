@@ -345,10 +345,16 @@ def test_an_interrupted_run_says_so_and_keeps_finished_shards_only(tmp_path, tok
         os.killpg(process.pid, number)
         assert process.wait(timeout=60) == status
         lines = [line for line in process.stderr.read().splitlines(True) if not line.startswith("tokenizing")]
-        kept = {name for name in files(tmp_path) if "out.shards/0" in name}
+        kept = {name for name in files(tmp_path) if "out.shards/0" in name or "out.shards/joined-0" in name}
         assert "".join(line for line in lines if "goes on from there" not in line) == message
         assert len(lines) == (message != "") + bool(kept)
-        assert {name.rsplit("/")[-1] for name in kept} <= {"record", "0.bin", "0.idx"}
+        assert {name.rsplit("/")[-1] for name in kept} <= {
+            "record",
+            "0.bin",
+            "0.idx",
+            "joined-0.bin",
+            "joined-0.lengths",
+        }
         others = {"out.shards/run", "out.shards/lock"} if kept else set()
         assert {*files(tmp_path)} - kept == {"in.jsonl"} | others
         shutil.rmtree(tmp_path / "out.shards", ignore_errors=True)

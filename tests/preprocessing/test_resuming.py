@@ -187,7 +187,62 @@ def interrupted(*_):
     raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("step", ["ShardJoiner.finish", "verify_documents", "write_summary"])
+@pytest.fixture
+def stopped_between_names(run, corpus, tmp_path, monkeypatch):
+    """A run that was stopped when its .bin had its name, and its .idx had not."""
+    from megatron_bfp.preprocessing import dataset
+
+    def move_one(bin_file, idx_file, prefix):
+        os.replace(bin_file, f"{prefix}.bin")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(dataset, "move_files", move_one)
+        assert run("--input", corpus)[0] == 130
+    return tmp_path / "out.shards"
+
+
+def test_a_run_that_stops_between_two_names_goes_on(stopped_between_names, run, corpus, tmp_path, monkeypatch):
+    from megatron_bfp.preprocessing import dataset
+
+    with monkeypatch.context() as patched:
+        patched.setattr(dataset, "write_shard", interrupted)  # all are done
+        assert run("--input", corpus)[0] == 0
+    assert run("--input", corpus, output="whole")[0] == 0
+    assert dataset_bytes(tmp_path) == dataset_bytes(tmp_path, "whole") and not stopped_between_names.exists()
+
+
+def test_a_finished_dataset_that_was_removed_is_written_anew_with_overwrite(
+    stopped_between_names, run, corpus, tmp_path
+):
+    (tmp_path / "out_text_document.bin").unlink()
+    status, err = run("--input", corpus)
+    assert status == 2 and "out_text_document.bin" in err
+    assert run("--input", corpus, "--overwrite")[0] == 0
+    assert run("--input", corpus, output="whole")[0] == 0
+    assert dataset_bytes(tmp_path) == dataset_bytes(tmp_path, "whole")
+
+
+def test_a_joined_shard_keeps_its_record_alone(run, corpus, tmp_path, monkeypatch):
+    from megatron_bfp.preprocessing import dataset
+
+    monkeypatch.setattr(dataset, "verify_documents", interrupted)
+    assert run("--input", corpus)[0] == 130
+    shards = [path for path in (tmp_path / "out.shards").iterdir() if path.name.startswith("0")]
+    assert len(shards) > 5 and all(names(shard) == ["record"] for shard in shards)
+    num_tokens = sum(json.loads((shard / "record").read_text())["num_tokens"][0] for shard in shards)
+    assert (tmp_path / "out.shards" / "joined-0.bin").stat().st_size == 2 * num_tokens
+
+
+def test_shards_of_another_version_are_refused(stopped, run, corpus, monkeypatch):
+    from megatron_bfp.preprocessing import run_folder
+
+    monkeypatch.setattr(run_folder, "FORMAT", 1)
+    status, err = run("--input", corpus)
+    assert status == 2 and "it is another version's" in err and "--overwrite" in err
+
+
+@pytest.mark.parametrize("step", ["ShardJoiner.finish", "verify_documents", "move_files", "write_summary"])
 def test_a_run_that_stops_at_the_end_goes_on(run, corpus, tmp_path, monkeypatch, step):
     from megatron_bfp.preprocessing import dataset
 

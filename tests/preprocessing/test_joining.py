@@ -1,0 +1,136 @@
+"""Shards joined to datasets: the same bytes wherever a run is stopped, and room for the tokens once."""
+
+import os
+import shutil
+import tempfile
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from megatron_bfp.errors import IndexedDatasetError, InputError
+from megatron_bfp.indexed_dataset import IndexedDatasetWriter, bin_path, idx_path
+from megatron_bfp.preprocessing.joining import ShardJoiner
+from megatron_bfp.preprocessing.shards import ShardRecord, shard_prefix
+
+DTYPE = np.uint16
+DOCUMENTS = st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=5), max_size=4)
+
+
+class Stopped(Exception):
+    pass
+
+
+def write_dataset(prefix, documents):
+    with IndexedDatasetWriter(prefix, DTYPE) as writer:
+        for document in documents:
+            writer.add(np.array(document, DTYPE), np.array([len(document)]))
+        writer.finalize()
+
+
+def write_shards(folder, shards):
+    """Shards of [keys][documents][tokens]; returns their records."""
+    records = []
+    for number, keys in enumerate(shards):
+        os.makedirs(os.path.dirname(shard_prefix(folder, number, 0)))
+        record = ShardRecord.empty(len(keys), 1, "", None)
+        for key, documents in enumerate(keys):
+            write_dataset(shard_prefix(folder, number, key), documents)
+            record.num_documents[key] = len(documents)
+            record.num_tokens[key] = sum(map(len, documents))
+        records.append(record)
+    return records
+
+
+def prefixes_in(folder, num_keys):
+    return [os.path.join(folder, f"joined-{key}") for key in range(num_keys)]
+
+
+def join(folder, records, num_keys, stop_at=None, order=None, until_joined=False):
+    """Join shards that become finished in some order; stop before the ``stop_at``-th, as a run does that is stopped,
+    whether those before are joined by then or, with ``until_joined``, when they are.
+    """
+    with ShardJoiner(folder, prefixes_in(folder, num_keys), DTYPE) as joiner:
+        for number in range(len(records)):
+            joiner.announce(number)
+        for place, number in enumerate(order or range(len(records))):
+            if place == stop_at:
+                deadline = time.monotonic() + 20
+                while until_joined and files_of_shards(folder, place, num_keys) and time.monotonic() < deadline:
+                    time.sleep(0.001)
+                raise Stopped
+            joiner.add(number, records[number])
+        joiner.finish()
+
+
+def dataset_bytes(prefix):
+    return [open(path(prefix), "rb").read() for path in (bin_path, idx_path)]
+
+
+def files_of_shards(folder, num_shards, num_keys):
+    parts = [shard_prefix(folder, number, key) for number in range(num_shards) for key in range(num_keys)]
+    return [path for part in parts for path in (bin_path(part), idx_path(part)) if os.path.exists(path)]
+
+
+@settings(deadline=None)  # it waits for the disk
+@given(st.data(), st.integers(1, 2))
+def test_whatever_stops_it_the_bytes_are_those_of_all_documents_at_once(data, num_keys):
+    shards = data.draw(st.lists(st.lists(DOCUMENTS, min_size=num_keys, max_size=num_keys), max_size=5))
+    with tempfile.TemporaryDirectory() as folder:
+        records = write_shards(folder, shards)
+        for stop_at in data.draw(st.lists(st.integers(0, max(0, len(shards) - 1)), max_size=3 if shards else 0)):
+            with pytest.raises(Stopped):
+                join(folder, records, num_keys, stop_at)
+            for prefix in prefixes_in(folder, num_keys):  # what a kill in the middle of the next copy leaves
+                for path in (bin_path(prefix), prefix + ".lengths"):
+                    with open(path, "ab") as file:
+                        file.write(bytes(data.draw(st.integers(0, 9))))
+        join(folder, records, num_keys, order=data.draw(st.permutations(range(len(shards)))))
+        assert not files_of_shards(folder, len(shards), num_keys)
+        for key, prefix in enumerate(prefixes_in(folder, num_keys)):
+            write_dataset(os.path.join(folder, "whole"), [document for shard in shards for document in shard[key]])
+            assert dataset_bytes(prefix) == dataset_bytes(os.path.join(folder, "whole"))
+
+
+SHARDS = [[[[1, 2], [3]], [[4]]], [[[5, 6, 7]], [[8], [9]]], [[[1]], [[2]]]]
+
+
+@pytest.mark.parametrize("num_removed", range(5))
+def test_a_kill_while_a_joined_shard_is_removed(tmp_path, num_removed):
+    folder = str(tmp_path / "killed")
+    records = write_shards(folder, SHARDS)
+    kept = str(tmp_path / "kept")
+    shutil.copytree(folder, kept)
+    with pytest.raises(Stopped):
+        join(folder, records, 2, stop_at=2, until_joined=True)
+    for path in files_of_shards(kept, 2, 2)[4 + num_removed :]:  # of the shard that was joined last
+        shutil.copy(path, path.replace(kept, folder))
+    join(folder, records, 2)
+    shutil.copytree(kept, tmp_path / "whole")
+    join(str(tmp_path / "whole"), records, 2)
+    for killed, whole in zip(prefixes_in(folder, 2), prefixes_in(str(tmp_path / "whole"), 2), strict=True):
+        assert dataset_bytes(killed) == dataset_bytes(whole)
+
+
+def test_a_joined_file_that_was_cut_is_refused(tmp_path):
+    records = write_shards(str(tmp_path), SHARDS)
+    with pytest.raises(Stopped):
+        join(str(tmp_path), records, 2, stop_at=2, until_joined=True)
+    with open(tmp_path / "joined-1.bin", "r+b") as file:
+        file.truncate(2)
+    with pytest.raises(InputError, match=r"joined-1.bin: is shorter than the shards .* remove .* to begin anew"):
+        join(str(tmp_path), records, 2)
+
+
+@pytest.mark.parametrize("change", ["documents", "bytes"])
+def test_a_shard_that_is_not_what_its_record_says_is_refused(tmp_path, change):
+    records = write_shards(str(tmp_path), SHARDS)
+    part = shard_prefix(str(tmp_path), 1, 0)
+    if change == "documents":
+        write_dataset(part, [[5, 6], [7]])
+    else:
+        os.truncate(bin_path(part), 4)
+    with pytest.raises(IndexedDatasetError, match=r"000001/0\.(idx|bin): "):
+        join(str(tmp_path), records, 2)
