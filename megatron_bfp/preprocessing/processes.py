@@ -56,7 +56,9 @@ def run_in_processes(
         yield from _run(function, iter(tasks), workers, report, pool)
     finally:
         for worker in pool:
-            worker.kill()
+            worker.process.kill()
+        for worker in pool:  # which take a moment to end, all at the same time
+            worker.close()
 
 
 def _run(
@@ -143,8 +145,8 @@ class _Worker:
         print(f"{what}; trying again", file=sys.stderr, flush=True)
         return [*others, _Attempt(task, number + 1)]
 
-    def kill(self) -> None:
-        self.process.kill()
+    def close(self) -> None:
+        """Wait for its end."""
         self.process.join()
         self.connection.close()
 
