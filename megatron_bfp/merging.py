@@ -65,7 +65,9 @@ def merge(prefix: str, parts: Sequence[str], progress: Progress = without_progre
 
 
 def copy_tokens(part: str, num_bytes: int, target: BinaryIO, place: int) -> Iterator[None]:
-    """Copy the .bin of a dataset to a place of a file, the end of its content, in steps of ``COPIED_AT_ONCE``.
+    """Copy the .bin of a dataset to a place of a file, in steps of ``COPIED_AT_ONCE``.
+
+    What is there must be the same bytes, left by a copy that was stopped, or nothing: holes are not written.
 
     Raises:
         IndexedDatasetError: it cannot be read, is shorter than ``num_bytes``, or the file cannot be written.
@@ -154,12 +156,13 @@ def _opened(path: str) -> BinaryIO:
 
 
 def _copy_range(source: BinaryIO, first: int, size: int, target: BinaryIO, place: int) -> None:
-    """Copy ``size`` bytes from ``first`` of one file to ``place``, the end of the other; holes become holes."""
+    """Copy ``size`` bytes from ``first`` of one file to ``place`` of the other; holes become holes behind its end."""
     for data_first, data_end in _data_ranges(source, first, first + size):
         while data_first < data_end:
             data_first += _copy_some(source, data_first, data_end - data_first, target, place + data_first - first)
     try:
-        os.ftruncate(target.fileno(), place + size)  # a hole at the end needs its size
+        if os.fstat(target.fileno()).st_size < place + size:  # a hole at the end needs its size
+            os.ftruncate(target.fileno(), place + size)
     except OSError as error:
         raise IndexedDatasetError(f"{target.name}: cannot be written: {error.strerror}") from None
 

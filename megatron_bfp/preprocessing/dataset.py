@@ -141,7 +141,7 @@ class _Writing:
         try:
             for shard, record in execute(partial(write_shard, work=work), self._to_do(meter, joiner), report=meter.add):
                 number += 1
-                joiner.add(shard.number, record)
+                joiner.add(shard.number, record, is_new=True)
                 self._say_once(record.remark)
                 for piece in shard.pieces:
                     if piece.segment:
@@ -164,7 +164,7 @@ class _Writing:
             if record.bad and not self._run.skip_bad_documents:
                 raise BadDocumentFound(shard.number, record)
             if not is_joined:
-                joiner.add(shard.number, record)
+                joiner.add(shard.number, record, is_new=False)
             meter.skip(shard.num_bytes)
 
     def _planned(self) -> Iterator[Shard]:

@@ -33,7 +33,7 @@ class ShardJoiner:
     def __init__(self, folder: str, prefixes: Sequence[str], dtype: Any) -> None:
         self._folder, self._prefixes, self._dtype = folder, prefixes, dtype
         self._waiting: list[int] = []  # announced, in order
-        self._finished: dict[int, ShardRecord] = {}
+        self._finished: dict[int, tuple[ShardRecord, bool]] = {}
         self._datasets: list[GrowingDataset] = []
         self._thread = ThreadPoolExecutor(1)
         self._copies: list[Future] = []
@@ -50,16 +50,20 @@ class ShardJoiner:
         """A shard comes behind those announced before."""
         self._waiting.append(number)
 
-    def add(self, number: int, record: ShardRecord) -> None:
+    def add(self, number: int, record: ShardRecord, is_new: bool) -> None:
         """A shard that was announced is finished.
+
+        Args:
+            is_new: it was finished after ``__init__``, and so is not joined yet.
 
         Raises:
             IndexedDatasetError: one before cannot be read, or a dataset cannot be written.
+            InputError: one before was joined, and is not there.
         """
-        self._finished[number] = record
+        self._finished[number] = record, is_new
         while self._waiting and self._waiting[0] in self._finished:
             first = self._waiting.pop(0)
-            self._copies.append(self._thread.submit(self._append, first, self._finished.pop(first)))
+            self._copies.append(self._thread.submit(self._append, first, *self._finished.pop(first)))
         while self._copies and self._copies[0].done():
             self._copies.pop(0).result()
 
@@ -79,11 +83,11 @@ class ShardJoiner:
             self._datasets = [GrowingDataset(prefix, self._dtype) for prefix in self._prefixes]
         return self._datasets
 
-    def _append(self, number: int, record: ShardRecord) -> None:
+    def _append(self, number: int, record: ShardRecord, is_new: bool) -> None:
         datasets = self._opened()
         parts = [shard_prefix(self._folder, number, key) for key in range(len(datasets))]
         files = [path_of(part) for part in parts for path_of in (bin_path, idx_path)]
-        is_joined = not all(map(os.path.exists, files))  # the first is removed when all are joined
+        is_joined = not is_new and not all(map(os.path.exists, files))  # the first is removed when all are on disk
         for dataset, part, *counts in zip(datasets, parts, record.num_documents, record.num_tokens, strict=True):
             dataset.pass_over(*counts) if is_joined else dataset.append(part, *counts)
         for path in files:

@@ -48,7 +48,7 @@ def prefixes_in(folder, num_keys):
     return [os.path.join(folder, f"joined-{key}") for key in range(num_keys)]
 
 
-def join(folder, records, num_keys, stop_at=None, order=None, until_joined=False):
+def join(folder, records, num_keys, stop_at=None, order=None, until_joined=False, new=()):
     """Join shards that become finished in some order; stop before the ``stop_at``-th, as a run does that is stopped,
     whether those before are joined by then or, with ``until_joined``, when they are.
     """
@@ -61,7 +61,7 @@ def join(folder, records, num_keys, stop_at=None, order=None, until_joined=False
                 while until_joined and files_of_shards(folder, place, num_keys) and time.monotonic() < deadline:
                     time.sleep(0.001)
                 raise Stopped
-            joiner.add(number, records[number])
+            joiner.add(number, records[number], number in new)
         joiner.finish()
 
 
@@ -112,6 +112,24 @@ def test_a_kill_while_a_joined_shard_is_removed(tmp_path, num_removed):
     join(str(tmp_path / "whole"), records, 2)
     for killed, whole in zip(prefixes_in(folder, 2), prefixes_in(str(tmp_path / "whole"), 2), strict=True):
         assert dataset_bytes(killed) == dataset_bytes(whole)
+
+
+def test_a_shard_that_is_lost_when_it_is_joined_is_done_again(tmp_path):
+    records = write_shards(str(tmp_path / "whole"), SHARDS)
+    join(str(tmp_path / "whole"), records, 2, new=range(3))
+    folder = str(tmp_path / "again")
+    write_shards(folder, SHARDS)
+    with pytest.raises(Stopped):
+        join(folder, records, 2, stop_at=2, until_joined=True)
+    shutil.copytree(folder, tmp_path / "lost")
+    write_shards(str(tmp_path / "new"), SHARDS)
+    for path in files_of_shards(str(tmp_path / "new"), 1, 2):
+        shutil.copy(path, os.path.join(folder, "000000"))
+    join(folder, records, 2, new=[0])
+    for again, whole in zip(prefixes_in(folder, 2), prefixes_in(str(tmp_path / "whole"), 2), strict=True):
+        assert dataset_bytes(again) == dataset_bytes(whole)
+    with pytest.raises(IndexedDatasetError, match="000000/0.idx"):  # it is not taken for one that was joined
+        join(str(tmp_path / "lost"), records, 2, new=[0])
 
 
 def test_a_joined_file_that_was_cut_is_refused(tmp_path):
