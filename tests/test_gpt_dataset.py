@@ -363,7 +363,7 @@ def digests_in_rank(rank, world_size, store, prefix, results):
 
 
 @pytest.mark.case(8)
-@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_real_ranks_build_once_and_agree(prefix, tmp_path, world_size):
     context = multiprocessing.get_context("spawn")
     results = context.Queue()

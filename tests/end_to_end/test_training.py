@@ -176,7 +176,7 @@ def test_a_weighted_blend_trains(corpus, copy):
         (["--global-batch-size", 7], "--global-batch-size 7"),
         pytest.param(["--split", "90,abc,5"], "--split '90,abc,5'", marks=pytest.mark.slow),
         pytest.param(["--train-iters", "abc"], "--train-iters", marks=pytest.mark.slow),
-        (["--data-path", "nowhere"], "nowhere.idx: no such file"),
+        pytest.param(["--data-path", "nowhere"], "nowhere.idx: no such file", marks=pytest.mark.slow),
         (["--data-path", "DATA", "COPY", "--train-iters", 10_000], "give a weight"),
     ],
 )
