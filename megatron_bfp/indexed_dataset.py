@@ -425,17 +425,13 @@ class DatasetFiles:
 def move_files(bin_file: str, idx_file: str, prefix: str) -> None:
     """Give two files that are on disk the names of a dataset, the .idx last: what can be opened is complete.
 
-    Called again with the same files, it goes on where a kill has stopped it.
-
     Raises:
         OSError: they cannot be renamed.
     """
-    if os.path.exists(bin_file):
-        if os.path.exists(idx_path(prefix)):
-            os.remove(idx_path(prefix))
-        os.replace(bin_file, bin_path(prefix))
-    if os.path.exists(idx_file):
-        os.replace(idx_file, idx_path(prefix))
+    if os.path.exists(idx_path(prefix)):
+        os.remove(idx_path(prefix))
+    os.replace(bin_file, bin_path(prefix))
+    os.replace(idx_file, idx_path(prefix))
     sync_file(os.path.dirname(os.path.abspath(prefix)))
 
 

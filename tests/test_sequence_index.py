@@ -369,7 +369,7 @@ def wait_for_a_build(directory, key, seconds):
 
 
 @pytest.mark.case(10)
-@pytest.mark.parametrize("num_rounds", [25, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_rounds", [50, pytest.param(200, marks=pytest.mark.slow)])
 def test_racing_and_killed_builders_leave_one_whole_index(tmp_path, num_rounds):
     """So many rounds or more of 8 processes, some of them killed at random moments."""
     rng = random.Random(num_rounds)

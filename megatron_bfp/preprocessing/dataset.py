@@ -213,13 +213,16 @@ class _Writing:
         self._folder.set_verified()
 
     def _publish(self) -> list[IndexedDataset]:
-        """Give the datasets their names."""
+        """Give the datasets their names, where a run that was killed has not."""
         for joined, prefix in zip(self._joined, self._run.dataset_prefixes, strict=True):
+            if not os.path.exists(idx_path(joined)):
+                continue
+            has_name = not os.path.exists(bin_path(joined))
             try:
                 shutil.rmtree(index_directory(prefix), ignore_errors=True)  # of the dataset that is replaced
-                move_files(bin_path(joined), idx_path(joined), prefix)
+                move_files(bin_path(prefix if has_name else joined), idx_path(joined), prefix)
             except OSError as error:
-                raise IndexedDatasetError(f"{prefix}: cannot be written: {error.strerror}") from None
+                raise IndexedDatasetError(f"{error.filename or prefix}: cannot be renamed: {error.strerror}") from None
         return [IndexedDataset(prefix) for prefix in self._run.dataset_prefixes]
 
 

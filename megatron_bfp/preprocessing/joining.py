@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from ..errors import IndexedDatasetError, InputError
+from ..files import sync_file
 from ..indexed_dataset import IdxWriter, IndexedDataset, bin_path, idx_path
 from ..merging import copy_tokens
 from ..progress import Progress, without_progress
@@ -81,6 +82,7 @@ class ShardJoiner:
     def _opened(self) -> list["GrowingDataset"]:
         if not self._datasets:
             self._datasets = [GrowingDataset(prefix, self._dtype) for prefix in self._prefixes]
+            sync_file(self._folder)  # before any shard is removed
         return self._datasets
 
     def _append(self, number: int, record: ShardRecord, is_new: bool) -> None:
@@ -139,7 +141,7 @@ class GrowingDataset:
         try:
             self._lengths.seek(self._num_documents * 4)
             for lengths in source.checked_lengths():
-                self._lengths.write(lengths.data)
+                _write_all(self._lengths, lengths)
             for file in (self._bin, self._lengths):
                 os.fdatasync(file.fileno())
         except OSError as error:
@@ -163,6 +165,7 @@ class GrowingDataset:
         """Write the .idx."""
         try:
             os.ftruncate(self._bin.fileno(), self._num_bytes)
+            os.fdatasync(self._bin.fileno())
         except OSError as error:
             raise self._cannot_write(error) from None
         with IdxWriter(idx_path(self._prefix), self._dtype, self._num_documents, self._num_documents) as idx:
@@ -190,6 +193,13 @@ def _open_to_go_on(path: str) -> BinaryIO:
         return open(path, "r+b", buffering=0, opener=lambda name, flags: os.open(name, flags | os.O_CREAT, 0o666))
     except OSError as error:
         raise IndexedDatasetError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def _write_all(file: BinaryIO, values: np.ndarray) -> None:
+    """Write to an unbuffered file, which may take a part of it: what fits a disk that becomes full."""
+    left = memoryview(values).cast("B")
+    while left:
+        left = left[file.write(left) :]
 
 
 def _size(file: BinaryIO) -> int:

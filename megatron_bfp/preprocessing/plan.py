@@ -10,7 +10,7 @@ The plan depends on the inputs' sizes alone, not on the number of workers.
 
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,21 +67,18 @@ def shard_bytes(left: int) -> int:
     return min(max(left // SHARE_OF_REST, min(last, SMALL_SHARD)), LARGEST_SHARD)
 
 
-def plan_shards(
-    paths: Sequence[str], segment_folder: str, shard_bytes: Callable[[int], int] = shard_bytes
-) -> Iterator[Shard]:
+def plan_shards(paths: Sequence[str], segment_folder: str) -> Iterator[Shard]:
     """The shards of the inputs, in order. Streams are read as their shards are asked for.
 
     Args:
         segment_folder: where segments of streams are written. Whoever has used one removes it.
-        shard_bytes: of a shard, at most, from the bytes of input that are left.
 
     Raises:
         InputError: a file cannot be read, or is none that we know.
         OptionError: a library for a file is not installed.
     """
     left = input_bytes(paths)
-    for number, pieces in enumerate(_grouped(_pieces(paths, segment_folder, left, shard_bytes), left, shard_bytes)):
+    for number, pieces in enumerate(_grouped(_pieces(paths, segment_folder, left), left)):
         yield Shard(number, tuple(pieces))
 
 
@@ -97,7 +94,7 @@ def part_of(shards: Sequence[Shard], index: int, count: int) -> list[Shard]:
     return chosen
 
 
-def _grouped(pieces: Iterable[Piece], left: int, shard_bytes: Callable[[int], int]) -> Iterator[list[Piece]]:
+def _grouped(pieces: Iterable[Piece], left: int) -> Iterator[list[Piece]]:
     """Consecutive pieces that fit in a shard; a segment of a stream is alone."""
     group: list[Piece] = []
     num_bytes = 0
@@ -111,19 +108,19 @@ def _grouped(pieces: Iterable[Piece], left: int, shard_bytes: Callable[[int], in
         yield group
 
 
-def _pieces(paths: Sequence[str], segment_folder: str, left: int, shard_bytes: Callable[[int], int]) -> Iterator[Piece]:
+def _pieces(paths: Sequence[str], segment_folder: str, left: int) -> Iterator[Piece]:
     for number, path in enumerate(paths):
         try:
             if is_stream(path):
                 yield from _segments(path, os.path.join(segment_folder, f"segment-{number}"))
             else:
-                yield from _file_pieces(path, left, shard_bytes)
+                yield from _file_pieces(path, left)
                 left -= os.path.getsize(path)
         except OSError as error:
             raise InputError(f"{Place(path).name}: cannot be read: {error.strerror or error}") from None
 
 
-def _file_pieces(path: str, left: int, shard_bytes: Callable[[int], int]) -> Iterator[Piece]:
+def _file_pieces(path: str, left: int) -> Iterator[Piece]:
     num_bytes = os.path.getsize(path)
     if num_bytes <= shard_bytes(left):
         yield Piece(path, num_bytes)
@@ -132,7 +129,7 @@ def _file_pieces(path: str, left: int, shard_bytes: Callable[[int], int]) -> Ite
         start = start_of(file, START_BYTES)
         if start.startswith(parquet.MAGIC):
             sizes = parquet.row_group_sizes(file, path)
-            yield from _row_group_pieces(path, num_bytes, sizes, left, shard_bytes)
+            yield from _row_group_pieces(path, num_bytes, sizes, left)
         elif compression_of(start):
             yield Piece(path, num_bytes)
         else:
@@ -146,9 +143,7 @@ def _file_pieces(path: str, left: int, shard_bytes: Callable[[int], int]) -> Ite
                 begin = end
 
 
-def _row_group_pieces(
-    path: str, num_bytes: int, sizes: list[int], left: int, shard_bytes: Callable[[int], int]
-) -> Iterator[Piece]:
+def _row_group_pieces(path: str, num_bytes: int, sizes: list[int], left: int) -> Iterator[Piece]:
     """Row groups that fit in a shard together."""
     total = max(1, sum(sizes))
     first = held = before = 0

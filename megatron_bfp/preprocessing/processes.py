@@ -146,7 +146,7 @@ class _Worker:
         return [*others, _Attempt(task, number + 1)]
 
     def close(self) -> None:
-        """Wait for its end."""
+        """Wait for its end, once it was killed."""
         self.process.join()
         self.connection.close()
 

@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import Any
 
 from ..errors import InputError, OptionError
-from ..files import open_exclusively, write_whole
+from ..files import open_exclusively, sync_file, write_whole
 from .shards import shard_folder
 
 SUFFIX = ".shards"
@@ -71,7 +71,7 @@ class RunFolder:
         with suppress(OSError):  # of a disk that is full, say: what is unfinished does no harm
             self._remove_unfinished()
         number = len(self.finished())
-        if not number:
+        if not number and not self.is_verified:
             self.remove()
         elif error is not None:
             what = f"keeps {number} finished shard{'s' if number > 1 else ''}"
@@ -109,6 +109,7 @@ class RunFolder:
         path = os.path.join(self.path, VERIFIED)
         try:
             write_whole(path, b"")
+            sync_file(self.path)  # before any file leaves
         except OSError as error:
             raise InputError(f"{path}: cannot be written: {error.strerror}") from None
 

@@ -1,7 +1,9 @@
 """Shards joined to datasets: the same bytes wherever a run is stopped, and room for the tokens once."""
 
 import os
+import resource
 import shutil
+import signal
 import tempfile
 import time
 
@@ -140,6 +142,28 @@ def test_a_joined_file_that_was_cut_is_refused(tmp_path):
         file.truncate(2)
     with pytest.raises(InputError, match=r"joined-1.bin: is shorter than the shards .* remove .* to begin anew"):
         join(str(tmp_path), records, 2)
+
+
+def test_a_disk_that_becomes_full_while_lengths_are_written_loses_nothing(tmp_path):
+    """A file that may not grow takes what fits of a write without an error, as a disk does that becomes full."""
+    shards = [[[[number]] * 100] for number in range(10)]
+    records = write_shards(str(tmp_path / "whole"), shards)
+    shutil.copytree(tmp_path / "whole", tmp_path / "full")
+    join(str(tmp_path / "whole"), records, 1, new=range(10))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (3000, limits[1]))  # 4,000 bytes of lengths, 2,000 of tokens
+    try:
+        with pytest.raises(IndexedDatasetError, match="joined-0.bin: cannot be written: File too large"):
+            join(str(tmp_path / "full"), records, 1, new=range(10))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    join(str(tmp_path / "full"), records, 1)
+    for full, whole in zip(
+        prefixes_in(str(tmp_path / "full"), 1), prefixes_in(str(tmp_path / "whole"), 1), strict=True
+    ):
+        assert dataset_bytes(full) == dataset_bytes(whole)
 
 
 @pytest.mark.parametrize("change", ["documents", "bytes"])

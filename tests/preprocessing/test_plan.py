@@ -59,10 +59,17 @@ def inputs(tmp_path):
     return paths, texts
 
 
+@pytest.fixture
+def shards_of(monkeypatch):
+    """Have shards of so many bytes, wherever in the input."""
+    return lambda size: monkeypatch.setattr(plan, "shard_bytes", lambda left: size)
+
+
 @pytest.mark.parametrize("size", [100, 3000, 20_000, 1 << 30])
-def test_shards_hold_all_documents_in_order(inputs, tmp_path, size):
+def test_shards_hold_all_documents_in_order(inputs, tmp_path, shards_of, size):
+    shards_of(size)
     paths, texts = inputs
-    shards = list(plan_shards(paths, str(tmp_path), lambda left: size))
+    shards = list(plan_shards(paths, str(tmp_path)))
     assert texts_of(shards) == texts
     assert [shard.number for shard in shards] == list(range(len(shards)))
     whole = max(os.path.getsize(path) for path in paths if path.endswith("gz"))
@@ -73,9 +80,10 @@ def test_shards_hold_all_documents_in_order(inputs, tmp_path, size):
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 500])
-def test_parts_follow_one_another(inputs, tmp_path, count):
+def test_parts_follow_one_another(inputs, tmp_path, shards_of, count):
+    shards_of(3000)
     paths, texts = inputs
-    shards = list(plan_shards(paths, str(tmp_path), lambda left: 3000))
+    shards = list(plan_shards(paths, str(tmp_path)))
     parts = [part_of(shards, index, count) for index in range(count)]
     assert [shard for part in parts for shard in part] == shards
     if count <= 3:
@@ -83,9 +91,10 @@ def test_parts_follow_one_another(inputs, tmp_path, count):
         assert max(sizes) - min(sizes) <= 2 * max(shard.num_bytes for shard in shards)
 
 
-def test_lines_of_pieces_are_counted(inputs, tmp_path):
+def test_lines_of_pieces_are_counted(inputs, tmp_path, shards_of):
+    shards_of(700)
     paths, _ = inputs
-    pieces = [piece for shard in plan_shards(paths[:1], str(tmp_path), lambda left: 700) for piece in shard.pieces]
+    pieces = [piece for shard in plan_shards(paths[:1], str(tmp_path)) for piece in shard.pieces]
     counts = [count_lines(piece) for piece in pieces]
     assert sum(counts) == 200 and 0 in counts  # a line longer than a piece leaves some without one
     assert counts == [sum(batch.num_lines for batch, _ in read_batches(piece, ["text"])) for piece in pieces]
@@ -123,11 +132,12 @@ def test_a_stream_is_cut_into_segments(tmp_path, monkeypatch):
     assert sum(count_lines(shard.pieces[0]) for shard in shards) == len(lines)
 
 
-def test_a_file_that_is_none_is_refused_before_it_is_cut(tmp_path):
+def test_a_file_that_is_none_is_refused_before_it_is_cut(tmp_path, shards_of):
+    shards_of(100)
     path = tmp_path / "a.json"
     path.write_text("[" + '{"text": "a"},\n' * 1000 + '{"text": "a"}]')
     with pytest.raises(InputError, match="is a JSON array"):
-        list(plan_shards([str(path)], str(tmp_path), lambda left: 100))
+        list(plan_shards([str(path)], str(tmp_path)))
 
 
 def test_the_size_of_shards():
