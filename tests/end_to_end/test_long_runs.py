@@ -20,6 +20,7 @@ from launching import (  # noqa: E402
     launch,
     make_corpus,
     steps,
+    together,
     train,
     trainer,
 )
@@ -34,14 +35,23 @@ def corpus(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def reference(corpus):
-    return train(corpus, *ZERO, train_iters=STEPS)
+def runs(corpus, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run") / "checkpoints"
+    return together(lambda: train(corpus, *ZERO, train_iters=STEPS), lambda: stop_and_kill(corpus, folder))
 
 
 @pytest.fixture(scope="module")
-def stopped_and_killed(corpus, tmp_path_factory):
+def reference(runs):
+    return runs[0]
+
+
+@pytest.fixture(scope="module")
+def stopped_and_killed(runs):
+    return runs[1]
+
+
+def stop_and_kill(corpus, folder):
     """SIGTERM during a step, then SIGKILL during a write: the folder, both outputs and exit statuses."""
-    folder = tmp_path_factory.mktemp("run") / "checkpoints"
     options = (*ZERO, *in_folder(folder))
     micro_batch = 5  # two in each step: it is in the third
     stopped = launch(corpus, *options, "--num-workers", 1, train_iters=STEPS, fault=f"1 SIGTERM {micro_batch}")

@@ -6,13 +6,14 @@ import re
 import shutil
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 
 pytest.importorskip("deepspeed")
 pytest.importorskip("tokenizers")
 
-from launching import ENVIRONMENT, as_numbers, launch, make_corpus, train  # noqa: E402
+from launching import ENVIRONMENT, as_numbers, launch, make_corpus, together, train  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -34,9 +35,11 @@ def test_the_loss_falls_and_samples_are_counted(reference):
 def test_a_resumed_run_equals_an_uninterrupted_one(corpus, reference, tmp_path):
     checkpoints = ("--save", tmp_path / "checkpoints", "--load", tmp_path / "checkpoints", "--zero-stage", 1)
     first = train(corpus, *checkpoints, "--exit-interval", 2)
-    status, output = launch(corpus, *checkpoints, "--global-batch-size", 4)
+    copied = ("--load", shutil.copytree(tmp_path / "checkpoints", tmp_path / "copied"), "--zero-stage", 1)
+    (status, output), second = together(
+        lambda: launch(corpus, *copied, "--global-batch-size", 4), lambda: train(corpus, *checkpoints)
+    )
     assert status == 2 and "saved with --global-batch-size 8, not 4" in output
-    second = train(corpus, *checkpoints)
     assert list(first) == [1, 2] and list(second) == [3, 4, 5, 6]
     assert first | second == reference
 
@@ -56,9 +59,10 @@ def test_every_kind_of_run_resumes_exactly(corpus, tmp_path, zero_stage, tensor_
 
 def test_the_loss_is_the_mean_over_the_targets_of_the_global_batch(corpus, reference):
     """Ranks, micro-batch size and accumulation change how a global batch is cut up, not what it teaches."""
-    alone = train(corpus, "--micro-batch-size", 8, ranks=1)
-    accumulated = train(corpus, "--micro-batch-size", 1)
-    for other in (alone, accumulated):
+    others = together(  # a rank alone, and two that accumulate
+        lambda: train(corpus, "--micro-batch-size", 8, ranks=1), lambda: train(corpus, "--micro-batch-size", 1)
+    )
+    for other in others:
         for (loss, norm), (other_loss, other_norm) in zip(as_numbers(reference), as_numbers(other), strict=True):
             assert other_loss == pytest.approx(loss, abs=2e-4)
             assert other_norm == pytest.approx(norm, rel=2e-3)
@@ -105,11 +109,15 @@ def evaluations(output):
 
 
 def test_evaluation_and_logs_are_the_same_for_one_rank_and_two(corpus, tmp_path):
+    logs = {ranks: tmp_path / f"{ranks}.jsonl" for ranks in (1, 2)}
+
+    def evaluated(ranks):
+        options = ("--eval-interval", 2, "--json-log", logs[ranks], "--zero-stage", 3 if ranks == 2 else 0)
+        return launch(corpus, *options, ranks=ranks, train_iters=3)
+
     found = {}
-    for ranks in (1, 2):
-        log = tmp_path / f"{ranks}.jsonl"
-        options = ("--eval-interval", 2, "--json-log", log, "--zero-stage", 3 if ranks == 2 else 0)
-        status, output = launch(corpus, *options, ranks=ranks, train_iters=3)
+    for ranks, (status, output) in zip(logs, together(partial(evaluated, 1), partial(evaluated, 2)), strict=True):
+        log = logs[ranks]
         assert status == 0, output[-5000:]
         assert "attention kernel: sdpa" in output
         found[ranks] = evaluations(output)
