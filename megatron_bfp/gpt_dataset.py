@@ -8,6 +8,8 @@ sequence index, which is opened, or built where it is missing, when the dataset 
 
 import logging
 import operator
+import os
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +17,7 @@ import torch
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 from megatron.core.datasets.object_storage_utils import is_object_storage_path
 from megatron.core.datasets.utils import Split
+from megatron.core.utils import log_single_rank
 
 from .errors import OptionError
 from .index_building import open_or_build
@@ -25,7 +28,6 @@ from .progress import log_progress
 from .sample_tensors import SampleTensors
 from .samples import build_sample, dense_attention_mask
 from .sequence_index import SequenceIndex
-from .shuffle import sequence_of_sample
 from .splits import split_fractions
 
 MOST_CORPORA = 32766
@@ -64,6 +66,7 @@ class BFPGPTDatasetConfig(GPTDatasetConfig):
         for what, is_on in refused.items():
             if is_on:
                 raise OptionError(f"{what} cannot be used with --data-impl bfp")
+        self._warn_of_repeated_corpora()
 
     def _check_number_of_corpora(self) -> None:
         """Refuse blends that megatron-core would end with an assertion."""
@@ -75,11 +78,25 @@ class BFPGPTDatasetConfig(GPTDatasetConfig):
                 )
 
 
+    def _warn_of_repeated_corpora(self) -> None:
+        """A corpus that a blend names twice has one order: each batch would hold its sequences twice."""
+        for blend in (self.blend, *(self.blend_per_split or ())):
+            times = Counter(os.path.abspath(prefix) for prefix in blend[0]) if blend is not None else {}
+            for prefix, number in times.items():
+                if number > 1:
+                    log_single_rank(
+                        logger,
+                        logging.WARNING,
+                        f"{prefix}: is {number} times in the blend, so the same sequences come {number} times in a "
+                        "batch; give it once, with the sum of its weights",
+                    )
+
+
 class BFPGPTDataset(GPTDataset):
     """Best-fit packed samples of a range of documents, epoch after epoch, each in another order.
 
     Sample i belongs to epoch i // S, with S the number of sequences; inside an epoch a seeded bijection gives the
-    sequence. So the order depends on the seed alone. A sample is a dict of the tensors in ``samples.Sample``, and
+    sequence. So the order depends on the seed and the index's identity alone: no two corpora of a blend share one. A sample is a dict of the tensors in ``samples.Sample``, and
     ``attention_mask``, bool [1, L, L], if ``create_attention_mask`` is on.
 
     Documents are the .idx file's documents, where GPTDataset splits by the sequences of that format. The range of a
@@ -161,7 +178,7 @@ class BFPGPTDataset(GPTDataset):
         idx = operator.index(idx)
         if not 0 <= idx < len(self):
             raise IndexError(f"{self.dataset_path}: sample {idx} is not in [0, {len(self)})")
-        return sequence_of_sample(idx, self.num_sequences, self.config.random_seed)
+        return self.sequence_index.sequence_of(idx, self.config.random_seed)
 
     def __getitem__(self, idx: int | None) -> dict[str, torch.Tensor]:
         """One sample. ``None`` gives Megatron's batch padding: sample 0 without loss.

@@ -30,6 +30,7 @@ from .index_format import (
 from .indexed_dataset import IndexedDataset, idx_path
 from .memory_maps import expect_scattered_reads, load_array
 from .packing import SequenceTable, id_dtype
+from .shuffle import sequence_of_sample
 
 
 class SequenceIndex:
@@ -44,6 +45,8 @@ class SequenceIndex:
     Attributes:
         key: what the index is for.
         counts: the counts of index.json: documents, empty_documents, tokens, sequences, padding.
+        idx_sha256: of the whole .idx that it was built from, in hexadecimal.
+        identity: what distinguishes it from other indexes, wherever it and its dataset lie: ``idx_sha256`` and its name.
         was_built: whether it was built just now by this process.
 
     Raises:
@@ -63,12 +66,22 @@ class SequenceIndex:
         self.counts: dict[str, int] = metadata["counts"]
         self._shift = _shift_to_sequences(dataset, self.key, self.counts)
         self.idx_sha256: str = metadata["fingerprint"]["sha256"]
+        self.identity = f"{self.idx_sha256} {self.key.name}"
 
     def __reduce__(self) -> tuple:
         return type(self), (self.path, self.dataset)
 
     def __len__(self) -> int:
         return self.table.num_sequences
+
+    def sequence_of(self, sample: int, seed: int) -> int:
+        """The sequence that a sample shows in training, epoch after epoch.
+
+        Args:
+            sample: >= 0, counted over all epochs. The index must have sequences.
+            seed: the run's seed.
+        """
+        return sequence_of_sample(sample, self.table.num_sequences, seed, self.identity)
 
     def chunks(self, sequence: int) -> np.ndarray:
         """The chunks of one sequence.

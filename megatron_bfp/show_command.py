@@ -12,7 +12,6 @@ from .preprocessing.tokenizers import load_tokenizer
 from .sequence_index import SequenceIndex
 from .sequence_page import to_html
 from .sequence_view import to_text, view_sequence
-from .shuffle import sequence_of_sample
 from .splits import SPLIT_NAMES
 
 SEED = 1234
@@ -51,7 +50,7 @@ def show(options: argparse.Namespace) -> None:
     sequence, origin = options.sequence, ""
     if options.sample is not None and len(index):
         seed = SEED if options.seed is None else options.seed
-        sequence = sequence_of_sample(options.sample, len(index), seed)
+        sequence = index.sequence_of(options.sample, seed)
         origin = f"sample {options.sample} with seed {seed} (epoch {options.sample // len(index)})"
     view = view_sequence(index, sequence, origin)
     text = to_text(view, tokenizer, options.text)

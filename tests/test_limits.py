@@ -113,10 +113,10 @@ def test_packing_counts_beyond_32_bits():
 @pytest.mark.parametrize("num_sequences", [(1 << 31) + 11, (1 << 32) + 15, (1 << 40) + 1])
 def test_orders_beyond_32_bits(num_sequences):
     samples = [*range(2000), *range(num_sequences - 2000, num_sequences)]
-    sequences = {sequence_of_sample(sample, num_sequences, seed=1) for sample in samples}
+    sequences = {sequence_of_sample(sample, num_sequences, 1, "a") for sample in samples}
     assert len(sequences) == len(samples) and min(sequences) >= 0 and max(sequences) < num_sequences
     assert max(sequences) > num_sequences // 2
-    assert sequence_of_sample(5 * num_sequences, num_sequences, 1) != sequence_of_sample(0, num_sequences, 1)
+    assert sequence_of_sample(5 * num_sequences, num_sequences, 1, "a") != sequence_of_sample(0, num_sequences, 1, "a")
 
 
 @pytest.mark.case(3)

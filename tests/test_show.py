@@ -130,7 +130,7 @@ def test_a_sample_is_the_one_that_training_sees(dataset, capsys):
         epoch, place = divmod(sample, len(index))
         show(dataset.prefix, "--seq-length", 8, "--sample", sample, "--seed", 7)
         found = capsys.readouterr().out
-        show(dataset.prefix, "--seq-length", 8, "--sequence", shuffled(place, len(index), 7, epoch))
+        show(dataset.prefix, "--seq-length", 8, "--sequence", shuffled(place, len(index), 7, epoch, index.identity))
         expected = capsys.readouterr().out
         assert found.replace(f"sample {sample} with seed 7 (epoch {epoch}): ", "") == expected
     show(dataset.prefix, "--seq-length", 8, "--sample", 3)

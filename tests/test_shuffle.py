@@ -11,32 +11,33 @@ from megatron_bfp.shuffle import sequence_of_sample, shuffled
 @settings(max_examples=150, deadline=None)
 @given(st.integers(1, 3000), st.integers(-5, 2**63), st.integers(0, 10**6))
 def test_each_item_comes_exactly_once(num_items, seed, epoch):
-    assert sorted(shuffled(i, num_items, seed, epoch) for i in range(num_items)) == list(range(num_items))
+    assert sorted(shuffled(i, num_items, seed, epoch, "corpus") for i in range(num_items)) == list(range(num_items))
 
 
 @pytest.mark.parametrize("num_items", [1, 2, 3, 4, 5, 8, 9, 10, 16, 17, 99, 100, 101])
 def test_each_item_comes_exactly_once_at_small_sizes(num_items):
     for epoch in range(20):
-        assert sorted(shuffled(i, num_items, 1, epoch) for i in range(num_items)) == list(range(num_items))
+        assert sorted(shuffled(i, num_items, 1, epoch, "") for i in range(num_items)) == list(range(num_items))
 
 
 def test_epochs_and_seeds_have_orders_of_their_own():
-    orders = {tuple(shuffled(i, 50, seed, epoch) for i in range(50)) for seed in range(10) for epoch in range(10)}
+    orders = {tuple(shuffled(i, 50, seed, epoch, "") for i in range(50)) for seed in range(10) for epoch in range(10)}
     assert len(orders) == 100
 
 
 def test_samples_go_through_the_sequences_epoch_after_epoch():
-    expected = [shuffled(place, 7, 1234, epoch) for epoch in range(3) for place in range(7)]
-    assert [sequence_of_sample(sample, 7, 1234) for sample in range(21)] == expected
+    expected = [shuffled(place, 7, 1234, epoch, "corpus") for epoch in range(3) for place in range(7)]
+    assert [sequence_of_sample(sample, 7, 1234, "corpus") for sample in range(21)] == expected
 
 
-FIRST_ORDER = [14, 6, 17, 4, 9, 2, 18, 19, 15, 3, 8, 11, 16, 5, 7, 0, 12, 10, 1, 13]
-FAR_ITEM = 485409945028
+IDENTITY = "0f" * 32 + " s2048-d0-969"
+FIRST_ORDER = [5, 17, 16, 8, 2, 11, 10, 19, 1, 13, 6, 0, 7, 4, 3, 9, 18, 15, 12, 14]
+FAR_ITEM = 196999282032
 
 
 def test_the_order_is_the_same_on_every_machine_and_in_every_release():
-    assert [shuffled(i, 20, 1234, 0) for i in range(20)] == FIRST_ORDER
-    assert shuffled(123_456_789, 10**12, 1234, 5) == FAR_ITEM
+    assert [shuffled(i, 20, 1234, 0, IDENTITY) for i in range(20)] == FIRST_ORDER
+    assert shuffled(123_456_789, 10**12, 1234, 5, IDENTITY) == FAR_ITEM
 
 
 def test_every_place_gets_every_item_about_equally_often():
@@ -44,7 +45,7 @@ def test_every_place_gets_every_item_about_equally_often():
     counts = np.zeros((num_items, num_items))
     for epoch in range(epochs):
         for place in range(num_items):
-            counts[place, shuffled(place, num_items, 42, epoch)] += 1
+            counts[place, shuffled(place, num_items, 42, epoch, "corpus")] += 1
     expected = epochs / num_items
     chi_square = ((counts - expected) ** 2 / expected).sum(axis=1)
     assert chi_square.max() < 40  # 11 degrees of freedom: above 40 once in 30,000
@@ -52,7 +53,7 @@ def test_every_place_gets_every_item_about_equally_often():
 
 def test_neighbours_are_not_neighbours_afterwards():
     num_items = 100_003
-    order = np.array([shuffled(i, num_items, 3, 0) for i in range(num_items)])
+    order = np.array([shuffled(i, num_items, 3, 0, "corpus") for i in range(num_items)])
     steps = np.diff(order)
     assert abs(np.corrcoef(order, np.arange(num_items))[0, 1]) < 0.02
     assert abs(np.corrcoef(order[1:], order[:-1])[0, 1]) < 0.02

@@ -16,7 +16,6 @@ from ..indexed_dataset import IndexedDataset
 from ..progress import log_progress
 from ..samples import build_sample
 from ..sequence_index import SequenceIndex
-from ..shuffle import sequence_of_sample
 from ..splits import SPLIT_NAMES
 
 logger = logging.getLogger(__name__)
@@ -62,7 +61,7 @@ class PackedDataset:
         idx = operator.index(idx)
         if not 0 <= idx < len(self):
             raise IndexError(f"{self.dataset.prefix}: sample {idx} is not in [0, {len(self)})")
-        sequence = sequence_of_sample(idx, len(self.sequence_index), self.seed)
+        sequence = self.sequence_index.sequence_of(idx, self.seed)
         sample = build_sample(self.dataset, self.sequence_index.positions(sequence), self.sequence_index.key.seq_length)
         return {
             "text": np.append(sample.tokens, sample.labels[-1]),

@@ -141,13 +141,12 @@ def chunks_of_sample(args, sample):
     from megatron_bfp.index_building import open_or_build
     from megatron_bfp.index_format import IndexKey, document_range
     from megatron_bfp.indexed_dataset import IndexedDataset
-    from megatron_bfp.shuffle import sequence_of_sample
     from megatron_bfp.splits import split_fractions
 
     dataset = IndexedDataset(args.data_path[0])
     first, end = document_range(split_fractions(args.split)[0], dataset.num_documents)
     index = open_or_build(dataset, IndexKey(args.seq_length, first, end, args.max_documents_per_sequence))
-    for document, offset, length in index.chunks(sequence_of_sample(sample, len(index), args.seed)).tolist():
+    for document, offset, length in index.chunks(index.sequence_of(sample, args.seed)).tolist():
         ((start, stop),) = dataset.spans(np.array([document]))
         whole = dataset.tokens(start, stop - start).tolist()
         yield whole[offset : offset + length], [*whole, None][offset + 1 : offset + length + 1]
