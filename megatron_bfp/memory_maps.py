@@ -51,17 +51,38 @@ def load_array(path: str) -> np.ndarray:
 
 def _with_files_to_spare(path: str, open_it: Callable[[], Opened]) -> Opened:
     """Open, and if this process has too many files open, raise its limit as far as it may and open again: each map
-    holds one, and blends have thousands."""
+    holds one, and blends have thousands.
+
+    Raises:
+        OSError: it cannot be opened or mapped; names the file, and what helps.
+    """
     try:
         return open_it()
     except OSError as error:
         if error.errno != errno.EMFILE:
+            if error.filename is None:  # not from opening it, but from mapping it
+                raise OSError(error.errno, _refused(path, error), path) from None
             raise
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         return _with_files_to_spare(path, open_it)
     raise OSError(errno.EMFILE, f"too many files are open, {soft} are allowed; raise the limit (ulimit -Hn)", path)
+
+
+def _refused(path: str, error: OSError) -> str:
+    """Why a file could not be mapped, and what helps."""
+    reason = error.strerror or str(error)
+    if error.errno == errno.ENOMEM:
+        remedy = (
+            "raise the limits on memory maps (sysctl vm.max_map_count, ulimit -v), join corpora with "
+            "megatron-bfp-preprocess --merge, or train with --no-mmap-bin-files, which maps no .bin"
+        )
+    elif path.endswith(".bin"):
+        remedy = "train with --no-mmap-bin-files (mmap_bin_files=False in a script), which reads it by system calls"
+    else:
+        remedy = "copy it to a file system that allows memory maps; --no-mmap-bin-files is for the .bin alone"
+    return f"mapping it into memory failed ({reason}); {remedy}"
 
 
 def expect_scattered_reads(array: np.ndarray) -> None:

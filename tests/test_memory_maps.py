@@ -1,5 +1,6 @@
 """Advice on memory maps changes no content and takes a pass out of this process's memory; limits on open files."""
 
+import errno
 import mmap
 import os
 import re
@@ -8,9 +9,13 @@ import sys
 
 import numpy as np
 import pytest
-from conftest import ROOT
+from conftest import ROOT, write
 
 from megatron_bfp import memory_maps
+from megatron_bfp.errors import IndexedDatasetError, SequenceIndexError
+from megatron_bfp.index_building import build
+from megatron_bfp.index_format import IndexKey
+from megatron_bfp.indexed_dataset import IndexedDataset
 from megatron_bfp.memory_maps import (
     ASKED_READS,
     SMALL,
@@ -20,6 +25,7 @@ from megatron_bfp.memory_maps import (
     expect_scattered_reads,
     load_array,
 )
+from megatron_bfp.sequence_index import SequenceIndex
 
 
 def resident_file_pages():
@@ -132,3 +138,44 @@ def test_more_files_than_the_limit_allows(tmp_path, number, message):
     command = [sys.executable, "-c", OPEN_MANY, str(tmp_path / "file"), str(number)]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
     assert message in done.stdout + done.stderr
+
+
+def refuse_maps(monkeypatch, code, allowed=0):
+    """The system gives ``allowed`` more maps, and then none."""
+    real, left = mmap.mmap, [allowed]
+
+    class Refused(real):
+        def __new__(cls, *arguments, **keywords):
+            left[0] -= 1
+            if left[0] < 0:
+                raise OSError(code, os.strerror(code))
+            return real.__new__(real, *arguments, **keywords)
+
+    monkeypatch.setattr(mmap, "mmap", Refused)
+
+
+@pytest.mark.parametrize("code", [errno.EPERM, errno.ENOMEM, errno.ENODEV])
+def test_fault_B10_a_refused_map_of_the_bin_names_the_file_and_the_option(write_dataset, monkeypatch, code):
+    prefix = write_dataset([[1, 2, 3]]).prefix
+    refuse_maps(monkeypatch, code, allowed=1)  # the .idx is opened first
+    with pytest.raises(IndexedDatasetError) as error:
+        IndexedDataset(prefix)
+    message = str(error.value)
+    assert message.startswith(f"{prefix}.bin: ") and "--no-mmap-bin-files" in message and "\n" not in message
+    assert os.strerror(code) in message
+    monkeypatch.undo()
+    refuse_maps(monkeypatch, code, allowed=1)
+    assert IndexedDataset(prefix, mmap=False).document(0).tolist() == [1, 2, 3]  # the option helps
+
+
+@pytest.mark.parametrize("code, remedy", [(errno.EPERM, "copy it to"), (errno.ENOMEM, "vm.max_map_count")])
+def test_fault_B10_a_refused_map_of_the_idx_or_the_index_says_what_helps(tmp_path, monkeypatch, code, remedy):
+    dataset = write(tmp_path / "data", [[1, 2, 3]] * 5000)
+    index = build(dataset, IndexKey(8, 0, 5000), str(tmp_path / "data.bfp"))
+    refuse_maps(monkeypatch, code)
+    with pytest.raises(IndexedDatasetError, match=rf"data\.idx: .*{remedy}.*--no-mmap-bin-files"):
+        IndexedDataset(dataset.prefix)
+    with pytest.raises(SequenceIndexError, match=rf"document_ids\.npy: .*{remedy}.*--no-mmap-bin-files"):
+        SequenceIndex(index.path, dataset)
+    monkeypatch.undo()
+    SequenceIndex(index.path, IndexedDataset(dataset.prefix))  # the control
