@@ -1,7 +1,9 @@
 """Files that appear whole or not at all, and locks that a killed process cannot leave behind."""
 
 import fcntl
+import hashlib
 import os
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -16,10 +18,14 @@ def sync_file(path: str) -> None:
 
 
 def write_whole(path: str, content: bytes) -> None:
-    """Write a file under its name only when all of it is on disk."""
-    temporary = f"{path}.{os.getpid()}.part"
+    """Write a file under its name only when all of it is on disk.
+
+    The name that it has before cannot be guessed and must be new: nobody can put a link there, and processes of several
+    machines do not write to the same one.
+    """
+    temporary = f"{path}.{secrets.token_hex(8)}.part"
     try:
-        with open(temporary, "wb") as file:
+        with open(temporary, "xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -27,6 +33,45 @@ def write_whole(path: str, content: bytes) -> None:
     finally:
         if os.path.exists(temporary):
             os.remove(temporary)
+
+
+def process_label() -> str:
+    """A name for this process that tells, on whichever machine and in whichever container it is read, whether the
+    process has ended: see ``has_ended``. Without dots."""
+    return f"{_pid_namespace()}-{os.getpid()}-{_start_time(os.getpid())}"
+
+
+def has_ended(label: str) -> bool:
+    """Whether the process of a ``process_label`` has ended for certain.
+
+    Host names and locks prove nothing: containers share names, and locks may not be seen by other machines. Only the
+    kernel that runs a process knows, so False is also the answer for processes of other machines and containers.
+    """
+    namespace, _, process = label.partition("-")
+    pid, _, start_time = process.partition("-")
+    if not pid.isascii() or not pid.isdigit() or not namespace or namespace != _pid_namespace():
+        return False
+    return _start_time(int(pid)) != start_time  # None, or that of a later process with the same number
+
+
+def _pid_namespace() -> str:
+    """What distinguishes the process numbers of this container, on this boot of this machine; "" if it is unknown."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            boot = file.read().strip()
+        return hashlib.sha256(f"{boot} {os.readlink('/proc/self/ns/pid')}".encode()).hexdigest()[:16]
+    except OSError:  # not Linux
+        return ""
+
+
+def _start_time(pid: int) -> str | None:
+    """When a process of this container started, in ticks since the boot; None if there is none, or it was killed."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            state, *fields = file.read().rpartition(")")[2].split()  # its name, in brackets, may hold anything
+    except OSError:
+        return None
+    return None if state in "ZX" else fields[18]
 
 
 @contextmanager

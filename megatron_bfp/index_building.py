@@ -1,20 +1,22 @@
 """Build sequence indexes. A reader sees all of one or nothing, whoever is killed and however many build at once.
 
 An index is written to a temporary sibling and renamed when it is whole and on disk. Of several builders one works and
-the others take its result; what killed ones left is removed by the next.
+the others take its result. What killed ones left is removed by the next, if it is certain that they have ended or if it
+is old.
 """
 
 import logging
 import os
 import secrets
 import shutil
-import socket
+import sys
 import time
+from collections.abc import Callable
 
 import numpy as np
 
 from .errors import OptionError, SequenceIndexError
-from .files import locked_directory, sync_file
+from .files import has_ended, locked_directory, process_label, sync_file
 from .index_format import IndexKey, build_command, canonical_json, index_places, metadata
 from .indexed_dataset import IndexedDataset
 from .packing import count_sequences, id_dtype, place_documents, plan_runs, run_rows, sort_documents, take_census
@@ -22,7 +24,10 @@ from .progress import Progress, without_progress
 from .sequence_index import SequenceIndex
 
 LEFTOVER_SECONDS = 24 * 3600
-"""An unfinished build is taken for dead after this time, where no lock shows whether it is."""
+"""What is left of a build on another machine or in another container is removed after this time, counted from its last
+change: whether its process has ended cannot be seen from here."""
+
+Say = Callable[[str], None]
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +37,8 @@ def open_or_build(
 ) -> SequenceIndex:
     """Open an index beside the dataset or under ``cache_path``; build it where it is missing.
 
-    It is built beside the dataset, or, if that place is not writable, under the cache path.
+    It is built beside the dataset, or, if that place is not writable, under the cache path. The process that builds it
+    prints a line when it begins and one when it is done.
 
     Raises:
         SequenceIndexError: an index is there but wrong, or neither place can be written.
@@ -49,7 +55,7 @@ def open_or_build(
         except OSError as error:
             reasons.append(f"{place} ({error.strerror})")
             continue
-        return build(dataset, key, place, progress=progress)
+        return build(dataset, key, place, progress=progress, say=_print)
     raise SequenceIndexError(
         f"{dataset.prefix}: there is no sequence index {key.name} and no place to build it: {', '.join(reasons)}. "
         f"Give a writable --data-cache-path, or build it where that place is writable: {build_command(dataset, key)}"
@@ -107,6 +113,7 @@ def build(
     directory: str,
     overwrite: bool = False,
     progress: Progress = without_progress,
+    say: Say | None = None,
 ) -> SequenceIndex:
     """Build an index, or take the one that is there.
 
@@ -116,6 +123,7 @@ def build(
     Args:
         directory: where the index's own directory goes.
         overwrite: replace an index that is there.
+        say: gets a line when this process begins to build, and one when it is done.
 
     Raises:
         SequenceIndexError: an index is there and wrong, and ``overwrite`` is off; or it cannot be written.
@@ -126,22 +134,31 @@ def build(
     target, was_built = os.path.join(directory, key.name), False
     try:
         os.makedirs(directory, exist_ok=True)
-        with locked_directory(directory) as is_locked:
-            _remove_leftovers(directory, is_locked)
+        with locked_directory(directory):
+            _remove_leftovers(directory)
             if overwrite or not os.path.isdir(target):
+                started = time.monotonic()
+                if say:
+                    documents = key.end_document - key.first_document
+                    say(f"building the sequence index {target} of {documents:,} documents; it is kept for later starts")
                 _build_and_rename(dataset, key, target, overwrite, progress)
                 was_built = True
     except OSError as error:
         raise SequenceIndexError(f"{target}: cannot be written: {error.strerror or error}") from error
     index = SequenceIndex(target, dataset)
     index.was_built = was_built
+    if was_built and say:
+        say(f"built {target} in {time.monotonic() - started:.1f} s: {len(index):,} sequences")
     return index
 
 
+def _print(line: str) -> None:
+    """Say a line to whoever started the run: loggers are often silent in training scripts."""
+    print(f"megatron_bfp: {line}", file=sys.stderr, flush=True)
+
+
 def _build_and_rename(dataset: IndexedDataset, key: IndexKey, target: str, overwrite: bool, progress: Progress) -> None:
-    temporary = os.path.join(
-        os.path.dirname(target), f".{key.name}.{socket.gethostname()}.{os.getpid()}.{secrets.token_hex(4)}"
-    )
+    temporary = os.path.join(os.path.dirname(target), f".{key.name}.{process_label()}.{secrets.token_hex(4)}")
     replaced = temporary + ".replaced"
     os.mkdir(temporary)
     try:
@@ -191,21 +208,17 @@ def _write(dataset: IndexedDataset, key: IndexKey, directory: str, progress: Pro
     sync_file(directory)
 
 
-def _remove_leftovers(directory: str, is_locked: bool) -> None:
-    """Remove what dead builders left.
-
-    Builders of this host are dead if we hold the directory's lock; of others, and without locks, only age tells.
-    """
+def _remove_leftovers(directory: str) -> None:
+    """Remove what builders left that have ended, and what is so old that its builder must have."""
     for name in os.listdir(directory):
         parts = name.split(".")
-        if not name.startswith(".s") or len(parts) < 5 or IndexKey.from_name(parts[1]) is None:
+        if not name.startswith(".s") or len(parts) < 4 or IndexKey.from_name(parts[1]) is None:
             continue
         path = os.path.join(directory, name)
-        host = ".".join(parts[2:]).removesuffix(".replaced").rsplit(".", 2)[0]
         try:
             is_old = time.time() - os.path.getmtime(path) > LEFTOVER_SECONDS
         except FileNotFoundError:
             continue
-        if is_old or (is_locked and host == socket.gethostname()):
+        if is_old or has_ended(parts[2]):
             logger.info("removing %s, left by a builder that was killed", path)
             shutil.rmtree(path, ignore_errors=True)

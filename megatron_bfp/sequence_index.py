@@ -46,7 +46,7 @@ class SequenceIndex:
         key: what the index is for.
         counts: the counts of index.json: documents, empty_documents, tokens, sequences, padding.
         idx_sha256: of the whole .idx that it was built from, in hexadecimal.
-        identity: what distinguishes it from other indexes, wherever it and its dataset lie: ``idx_sha256`` and its name.
+        identity: what distinguishes it from other indexes, wherever it and its dataset lie: ``idx_sha256``, its name.
         was_built: whether it was built just now by this process.
 
     Raises:
@@ -70,6 +70,9 @@ class SequenceIndex:
 
     def __reduce__(self) -> tuple:
         return type(self), (self.path, self.dataset)
+
+    def __repr__(self) -> str:
+        return f"SequenceIndex({self.path!r}: {self.counts['tokens']} tokens in {len(self)} sequences)"
 
     def __len__(self) -> int:
         return self.table.num_sequences

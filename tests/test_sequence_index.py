@@ -1,5 +1,6 @@
 """The sequence index on disk: whole or absent, the same bytes everywhere, and no damage that goes unseen."""
 
+import dataclasses
 import fcntl
 import hashlib
 import importlib
@@ -8,6 +9,7 @@ import multiprocessing
 import os
 import pickle
 import random
+import re
 import shutil
 import signal
 import socket
@@ -18,9 +20,11 @@ import time
 import numpy as np
 import pytest
 from conftest import DATA, ROOT, documents_of, write
+from disk_order import watched_disk
 from index_bytes import index_digests
 
-from megatron_bfp import IndexedDatasetError, OptionError, SequenceIndexError, index_building, pack
+from megatron_bfp import IndexedDatasetError, OptionError, SequenceIndexError, index_building, index_verification, pack
+from megatron_bfp.files import process_label
 from megatron_bfp.index_building import build, open_or_build
 from megatron_bfp.index_format import (
     IndexKey,
@@ -165,6 +169,15 @@ def test_ranges_are_rounded_as_megatron_core_rounds():
     assert document_range((0.5, 1.0), 5) == (2, 5)  # Python rounds 2.5 to 2
 
 
+@pytest.mark.parametrize(
+    "fractions, number, expected",
+    [((0.0, 0.75), 9, (0, 7)), ((0.25, 0.75), 7, (2, 5)), ((0.0, 0.9), 12, (0, 11)), ((0.35, 0.65), 10, (4, 6))],
+)
+def test_fault_D17_bounds_of_a_split_are_rounded_and_not_cut(fractions, number, expected):
+    assert document_range(fractions, number) == expected
+    assert document_range(fractions, number) != tuple(int(fraction * number) for fraction in fractions)
+
+
 # Damage
 
 
@@ -271,6 +284,63 @@ def test_a_consistent_forgery_is_found_by_verify(dataset, index, tmp_path):
         write_metadata(folder, metadata)
         with pytest.raises(SequenceIndexError, match="document_ids.npy"):
             verify(index.path, dataset)
+
+
+def forge(folder, key, **arrays):
+    """Make an index say something else, with every checksum right."""
+    metadata = json.loads((folder / "index.json").read_bytes())
+    for name, array in arrays.items():
+        path = folder / f"{name}.npy"
+        np.save(path, array)
+        metadata["files"][path.name] = {
+            "bytes": path.stat().st_size,
+            "ends_sha256": ends_sha256(path),
+            "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+        }
+    metadata["max_documents_per_sequence"] = key.max_documents_per_sequence
+    write_metadata(folder, metadata)
+    return folder.rename(folder.with_name(key.name))
+
+
+@pytest.mark.parametrize("block", [1, 2, 1 << 17])
+def test_fault_D08_a_document_twice_in_one_step_is_found_by_verify(write_dataset, tmp_path, monkeypatch, block):
+    """Of equal length and in the same step, where both are read before either is marked as seen."""
+    dataset = write_dataset(documents_of([4] * 8))
+    key = IndexKey(8, 0, 8)
+    index = build(dataset, key, index_directory(dataset.prefix))
+    ids = np.array(index.table.document_ids)
+    monkeypatch.setattr(index_verification, "BLOCK", block)
+    verify(index.path, dataset)
+    for position, copied in ((1, 0), (7, 6), (7, 0)):
+        forged = ids.copy()
+        forged[position] = ids[copied]
+        forge(tmp_path / "data.bfp" / key.name, key, document_ids=forged)
+        with pytest.raises(SequenceIndexError, match="does not name every document once"):
+            verify(index.path, dataset)
+
+
+def test_fault_D08_more_documents_than_the_cap_are_found_by_verify(write_dataset, tmp_path):
+    dataset = write_dataset(documents_of([2] * 8))
+    key = IndexKey(8, 0, 8)
+    build(dataset, key, index_directory(dataset.prefix))
+    for cap, is_right in ((4, True), (3, False)):
+        capped = IndexKey(8, 0, 8, cap)
+        folder = forge(tmp_path / "data.bfp" / key.name, capped)
+        if is_right:
+            verify(str(folder), dataset)
+        else:
+            with pytest.raises(SequenceIndexError, match="more documents than max_documents_per_sequence"):
+                verify(str(folder), dataset)
+        folder.rename(tmp_path / "data.bfp" / key.name)
+
+
+def test_a_sequence_that_does_not_fit_is_found_by_verify(write_dataset, tmp_path):
+    dataset = write_dataset(documents_of([5, 3, 4, 4]))
+    key = IndexKey(8, 0, 4)
+    index = build(dataset, key, index_directory(dataset.prefix))
+    forge(tmp_path / "data.bfp" / key.name, key, document_ids=np.array([0, 2, 1, 3], dtype=np.uint32))
+    with pytest.raises(SequenceIndexError, match="a sequence that does not fit"):
+        verify(index.path, dataset)
 
 
 @pytest.mark.parametrize(
@@ -448,9 +518,116 @@ def test_without_locks_a_builder_at_work_is_not_disturbed(dataset, tmp_path, mon
     at_work.mkdir(parents=True)
     build(dataset, IndexKey(8, 0, 12), str(tmp_path / "data.bfp"))
     assert at_work.is_dir()
-    monkeypatch.undo()
+
+
+def builder_s_folder(directory, wait):
+    """The unfinished folder of another process, which waits or has ended; and the process."""
+    code = "import sys; from megatron_bfp.files import process_label; print(process_label(), flush=True)"
+    code += "; sys.stdin.read()" if wait else ""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    process = subprocess.Popen([sys.executable, "-c", code], text=True, env=environment, **pipes)
+    folder = directory / f".s8-d0-12.{process.stdout.readline().strip()}.abcd0123"
+    folder.mkdir(parents=True)
+    if not wait:
+        process.communicate()
+    return folder, process
+
+
+def test_fault_B17_a_living_builder_s_folder_survives_whatever_locks_and_host_names_say(dataset, tmp_path):
+    """Its lock is not seen here, as on Lustre with localflock, and we hold that of the directory."""
+    directory = tmp_path / "data.bfp"
+    at_work, process = builder_s_folder(directory, wait=True)
+    same_name = directory / f".s8-d0-12.{socket.gethostname()}.1.abcd"  # of a container with our host's name
+    same_name.mkdir()
+    build(dataset, IndexKey(8, 0, 12), str(directory))
+    assert at_work.is_dir() and same_name.is_dir()
+    process.communicate()
+    build(dataset, IndexKey(8, 0, 12), str(directory))
+    assert not at_work.exists() and same_name.is_dir()
+
+
+def test_fault_B17_a_dead_builder_s_folder_is_removed_at_once(dataset, tmp_path):
+    folder, _ = builder_s_folder(tmp_path / "data.bfp", wait=False)
+    replaced = folder.with_name(folder.name + ".replaced")
+    replaced.mkdir()
     build(dataset, IndexKey(8, 0, 12), str(tmp_path / "data.bfp"))
-    assert not at_work.exists()
+    assert os.listdir(tmp_path / "data.bfp") == ["s8-d0-12"]
+
+
+def test_fault_B17_a_build_s_folder_carries_its_process(dataset, tmp_path, monkeypatch):
+    seen, write_arrays = [], index_building._write
+    monkeypatch.setattr(index_building, "_write", lambda *a: seen.append(a[2]) or write_arrays(*a))
+    for number in (11, 12):
+        build(dataset, IndexKey(8, 0, number), str(tmp_path / "data.bfp"))
+    labels = [os.path.basename(path).split(".")[2] for path in seen]
+    assert labels == [process_label()] * 2
+    assert len({path.rpartition(".")[2] for path in seen}) == 2  # and something random
+
+
+def test_fault_D07_an_index_is_on_disk_before_it_gets_its_name(dataset, tmp_path):
+    for overwrite in (False, True):
+        with watched_disk() as disk:
+            index = build(dataset, IndexKey(8, 0, 12), str(tmp_path / "data.bfp"), overwrite)
+        names = [path for kind, path in disk.events if kind == "name"]
+        assert names[-1] == index.path and len(names) == 1 + overwrite
+        assert [path for path, name in disk.unforced if name == index.path] == []
+        assert disk.names_not_forced() == []
+        last_name = max(i for i, (kind, _) in enumerate(disk.events) if kind == "name")
+        assert ("force", str(tmp_path / "data.bfp")) in disk.events[last_name:]
+
+
+def test_fault_C10_the_builder_of_a_missing_index_says_so_once(dataset, tmp_path, capfd):
+    open_or_build(dataset, IndexKey(8, 0, 12))
+    lines = capfd.readouterr().err.splitlines()
+    assert len(lines) == 2
+    assert re.fullmatch(r"megatron_bfp: building the sequence index .*data.bfp/s8-d0-12 of 12 documents; .*", lines[0])
+    assert re.fullmatch(r"megatron_bfp: built .*data.bfp/s8-d0-12 in \d+\.\d s: 11 sequences", lines[1])
+    open_or_build(dataset, IndexKey(8, 0, 12))
+    build(dataset, IndexKey(8, 0, 11), index_directory(dataset.prefix))  # the tool has a progress bar
+    assert capfd.readouterr().err == ""
+
+
+def test_fault_C10_of_several_builders_one_speaks(dataset, tmp_path, capfd):
+    context = multiprocessing.get_context("fork")
+    start = context.Event()
+    target = open_when_started
+    builders = [context.Process(target=target, args=(dataset.prefix, IndexKey(8, 0, 12), start)) for _ in range(4)]
+    for builder in builders:
+        builder.start()
+    start.set()
+    for builder in builders:
+        builder.join()
+    assert [line.split()[1] for line in capfd.readouterr().err.splitlines()] == ["building", "built"]
+
+
+def open_when_started(prefix, key, start):
+    start.wait()
+    open_or_build(IndexedDataset(prefix), key)
+
+
+def test_an_open_index_is_printed_in_one_line(index):
+    assert repr(index).startswith("SequenceIndex('") and "data.bfp/s8-d1-11'" in repr(index) and len(repr(index)) < 250
+
+
+def test_fault_D06_one_token_too_many_is_refused_at_the_read(write_dataset):
+    dataset = write_dataset(documents_of([5, 3, 4, 4]))
+    index = build(dataset, IndexKey(8, 0, 4), index_directory(dataset.prefix))
+    assert [index.chunks(i)[:, 0].tolist() for i in range(2)] == [[0, 1], [2, 3]]
+    ids = np.array([0, 2, 1, 3], dtype=np.uint32)  # 9 and 7 tokens
+    index.table = dataclasses.replace(index.table, document_ids=ids)
+    for read in (index.chunks, index.positions):
+        with pytest.raises(SequenceIndexError, match="sequence 0 has more tokens than fit"):
+            read(0)
+        read(1)
+
+
+def test_fault_D03_positions_and_chunks_end_with_the_last_sequence(index):
+    for read in (index.chunks, index.positions):
+        read(len(index) - 1)
+        for sequence in (-1, len(index), len(index) + 1):
+            with pytest.raises(IndexError, match=f"sequence {sequence} is not in"):
+                read(sequence)
 
 
 def test_a_rebuild_that_fails_says_so_and_keeps_what_was_there(dataset, index, tmp_path, monkeypatch):
