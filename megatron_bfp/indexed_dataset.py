@@ -137,7 +137,8 @@ class IndexedDataset:
         for document, sequence, start, length, end in zip(
             documents.tolist(), sequences.tolist(), starts, lengths, ends, strict=True
         ):
-            if start + length * itemsize != end or length < 0 or start < 0 or sequence < 0 or document < 0:
+            is_wrong = start + length * itemsize != end or start % itemsize
+            if is_wrong or length < 0 or start < 0 or sequence < 0 or document < 0:
                 return self._checked_spans(documents)
             spans.append((start // itemsize, end // itemsize))
         return spans
@@ -287,7 +288,9 @@ class IndexedDataset:
         starts, ends = self.sequence_pointers[first:end], self.sequence_pointers[first + 1 : end + 1]
         if len(ends) < len(starts):
             ends = np.append(ends, self._bin_bytes)
-        wrong = (lengths < 0) | (starts < 0) | (starts + lengths.astype(np.int64) * self.dtype.itemsize != ends)
+        itemsize = self.dtype.itemsize
+        wrong = (lengths < 0) | (starts < 0) | (starts + lengths.astype(np.int64) * itemsize != ends)
+        wrong |= starts % itemsize != 0
         if first == 0 and end:
             wrong[0] |= starts[0] != 0
         if wrong.any():
@@ -428,11 +431,13 @@ def move_files(bin_file: str, idx_file: str, prefix: str) -> None:
     Raises:
         OSError: they cannot be renamed.
     """
+    folder = os.path.dirname(os.path.abspath(prefix))
     if os.path.exists(idx_path(prefix)):
         os.remove(idx_path(prefix))
+        sync_file(folder)  # so that a crash cannot leave the old .idx beside the new .bin
     os.replace(bin_file, bin_path(prefix))
     os.replace(idx_file, idx_path(prefix))
-    sync_file(os.path.dirname(os.path.abspath(prefix)))
+    sync_file(folder)
 
 
 class IdxWriter:

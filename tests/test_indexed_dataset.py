@@ -11,10 +11,11 @@ import textwrap
 import numpy as np
 import pytest
 from conftest import ROOT, documents_of, write
+from disk_order import watched_disk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megatron_bfp import IndexedDatasetError, InputError
+from megatron_bfp import IndexedDatasetError, InputError, indexed_dataset
 from megatron_bfp.indexed_dataset import HEADER_BYTES, IndexedDataset, IndexedDatasetWriter, optimal_dtype
 
 DTYPES = [np.uint16, np.int32]
@@ -325,3 +326,101 @@ def test_the_idx_of_ten_million_documents_is_written_in_a_few_megabytes(tmp_path
     dataset = IndexedDataset(str(tmp_path / "data"))
     assert dataset.num_documents == 10_000_000
     dataset.check_pointers()
+
+
+@pytest.mark.parametrize("shift", [1, 2, 3, -2])
+def test_fault_D09_the_first_pointer_must_be_0(tmp_path, shift):
+    """All pointers shifted alike, and the .bin with so many bytes more: everything else agrees."""
+    write(tmp_path / "data", documents_of([3, 4, 5]))
+    content = bytearray((tmp_path / "data.idx").read_bytes())
+    pointers = np.frombuffer(content, np.int64, 3, HEADER_BYTES + 3 * 4)
+    pointers += shift
+    (tmp_path / "data.idx").write_bytes(content)
+    tokens = (tmp_path / "data.bin").read_bytes()
+    (tmp_path / "data.bin").write_bytes(tokens + bytes(shift) if shift > 0 else tokens[:shift])
+    with pytest.raises(IndexedDatasetError, match="impossible length or pointer of sequence 0"):
+        IndexedDataset(str(tmp_path / "data"))
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_fault_D09_pointers_between_two_tokens_are_refused_at_the_read(tmp_path, monkeypatch, nested):
+    """Deep inside an .idx, all pointers of a stretch are off by one byte: neighbours agree with each other."""
+    monkeypatch.setattr(indexed_dataset, "CHECKED_AT_OPEN", 2)
+    documents = documents_of([3] * 40)
+    write(tmp_path / "data", [[document] for document in documents] if nested else documents)
+    content = bytearray((tmp_path / "data.idx").read_bytes())
+    pointers = np.frombuffer(content, np.int64, 40, HEADER_BYTES + 40 * 4)
+    pointers[10:30] += 1
+    (tmp_path / "data.idx").write_bytes(content)
+    dataset = IndexedDataset(str(tmp_path / "data"))
+    assert dataset.document(5).tolist() == documents[5]
+    for sequences in (None, np.array([20])):
+        with pytest.raises(IndexedDatasetError, match="impossible length or pointer of sequence 20"):
+            dataset.spans(np.array([20]), sequences)
+    with pytest.raises(IndexedDatasetError, match="impossible length or pointer of sequence 9"):
+        dataset.check_pointers()
+
+
+@pytest.mark.parametrize("mmap", [True, False])
+@pytest.mark.parametrize("dtype", [np.uint16, np.int32, np.uint8])
+def test_fault_D09_tokens_are_read_from_where_they_begin(tmp_path, mmap, dtype):
+    lengths = [1, 2, 3, 1, 5, 7]
+    documents = documents_of(lengths)
+    dataset = write(tmp_path / "data", documents, dtype)
+    dataset = IndexedDataset(dataset.prefix, mmap)
+    flat = [token for document in documents for token in document]
+    for start in range(len(flat)):
+        for count in (0, 1, 3):
+            if start + count <= len(flat):
+                found = dataset.tokens(start, count)
+                assert found.dtype == dtype and found.tolist() == flat[start : start + count]
+
+
+def test_fault_D11_a_short_read_is_continued_and_one_at_the_end_is_an_error(tmp_path, monkeypatch):
+    dataset = IndexedDataset(write(tmp_path / "data", documents_of([50, 60])).prefix, mmap=False)
+    real = os.pread
+    for most in (1, 3, 64):
+        monkeypatch.setattr(os, "pread", lambda file, size, place, most=most: real(file, min(size, most), place))
+        assert dataset.document(1).tolist() == list(range(51, 111))
+        assert dataset.tokens(49, 4).tolist() == [50, 51, 52, 53]
+        with pytest.raises(IndexedDatasetError, match="tokens 100 to 120 are wanted, 10 of them are there"):
+            dataset.tokens(100, 20)
+
+
+def test_fault_D07_a_dataset_is_on_disk_before_it_gets_its_names(tmp_path):
+    with watched_disk() as disk:
+        write(tmp_path / "data", documents_of([3, 4]))
+    assert disk.unforced == [] and disk.names_not_forced() == []
+    assert [os.path.basename(path) for kind, path in disk.events if kind == "name"] == ["data.bin", "data.idx"]
+
+
+def test_fault_D10_the_old_idx_goes_before_the_new_bin_comes(tmp_path):
+    """In this order on disk, too: a crash leaves no pair that can be opened and does not belong together."""
+    write(tmp_path / "data", documents_of([3, 4]))
+    with watched_disk() as disk:
+        write(tmp_path / "data", documents_of([4, 3]))
+    assert disk.unforced == [] and disk.names_not_forced() == []
+    moves = [(kind, os.path.basename(path)) for kind, path in disk.events[disk.index("remove", "data.idx") :]]
+    assert moves == [
+        ("remove", "data.idx"),
+        ("force", os.path.basename(tmp_path)),
+        ("name", "data.bin"),
+        ("name", "data.idx"),
+        ("force", os.path.basename(tmp_path)),
+    ]
+
+
+def test_fault_D10_a_stop_while_a_dataset_is_replaced_leaves_none_that_can_be_opened(tmp_path, monkeypatch):
+    write(tmp_path / "data", documents_of([3, 4]))
+    real = os.replace
+
+    def stop_at_the_idx(source, target):
+        if target.endswith(".idx"):
+            raise KeyboardInterrupt
+        real(source, target)
+
+    monkeypatch.setattr(os, "replace", stop_at_the_idx)
+    with pytest.raises(KeyboardInterrupt):
+        write(tmp_path / "data", documents_of([4, 3]))
+    with pytest.raises(IndexedDatasetError, match="data.idx: no such file"):
+        IndexedDataset(str(tmp_path / "data"))

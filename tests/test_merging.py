@@ -10,6 +10,7 @@ import textwrap
 import numpy as np
 import pytest
 from conftest import ROOT, documents_of, write
+from disk_order import watched_disk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_indexed_dataset import NESTED, write_nested
@@ -284,3 +285,28 @@ def test_another_disk_which_may_be_full(small_disk, tmp_path):
     assert are_the_same(merged, part)
     refused(merged, [part] * 8, IndexedDatasetError, "merged.bin.part: cannot be written: No space left on device")
     assert are_the_same(merged, part)
+
+
+def test_fault_D07_a_merged_dataset_is_on_disk_before_it_gets_its_names(three_parts, tmp_path):
+    for _ in range(2):  # the second replaces the first
+        with watched_disk() as disk:
+            merge(str(tmp_path / "merged"), three_parts[:3])
+        assert disk.unforced == [] and disk.names_not_forced() == []
+        assert [os.path.basename(path) for kind, path in disk.events if kind == "name"] == ["merged.bin", "merged.idx"]
+    assert are_the_same(tmp_path / "merged", three_parts[3])
+
+
+def test_fault_D11_short_writes_and_copies_are_continued(three_parts, tmp_path, monkeypatch):
+    real_write, real_read = os.pwrite, os.pread
+    monkeypatch.setattr(os, "copy_file_range", fail_with_invalid_argument)
+    monkeypatch.setattr(os, "pwrite", lambda file, content, place: real_write(file, content[:5], place))
+    merge(str(tmp_path / "written"), three_parts[:3])
+    monkeypatch.setattr(os, "pwrite", real_write)
+    monkeypatch.setattr(os, "pread", lambda file, size, place: real_read(file, min(size, 7), place))
+    merge(str(tmp_path / "read"), three_parts[:3])
+    monkeypatch.undo()
+    real_copy = os.copy_file_range
+    short = lambda source, target, size, *places: real_copy(source, target, min(size, 3), *places)  # noqa: E731
+    monkeypatch.setattr(os, "copy_file_range", short)
+    merge(str(tmp_path / "copied"), three_parts[:3])
+    assert all(are_the_same(tmp_path / name, three_parts[3]) for name in ("written", "read", "copied"))
