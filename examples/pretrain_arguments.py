@@ -10,7 +10,7 @@ from data_path import blend
 from megatron_bfp.attention_kernels import KERNELS
 from megatron_bfp.command_line import Parser
 from megatron_bfp.errors import OptionError
-from megatron_bfp.packing import checked_cap, checked_count
+from megatron_bfp.packing import checked_cap, checked_count, checked_seq_length
 from megatron_bfp.splits import split_fractions
 
 
@@ -114,6 +114,7 @@ def _add_checkpoints(group: argparse._ArgumentGroup) -> None:
 
 
 def _check(options: argparse.Namespace) -> None:
+    checked_seq_length("--seq-length", options.seq_length)
     at_least_one = ("num_layers", "hidden_size", "num_attention_heads", "num_query_groups", "micro_batch_size")
     at_least_one += ("train_iters", "seq_length", "log_interval", "num_dataset_builder_threads")
     at_least_one += ("make_vocab_size_divisible_by", "rotary_base", "tensor_model_parallel_size")

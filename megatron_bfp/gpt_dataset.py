@@ -23,7 +23,7 @@ from .errors import OptionError
 from .index_building import open_or_build
 from .index_format import IndexKey
 from .indexed_dataset import IndexedDataset
-from .packing import checked_cap
+from .packing import checked_cap, checked_seq_length
 from .progress import log_progress
 from .sample_tensors import SampleTensors
 from .samples import build_sample, dense_attention_mask
@@ -55,6 +55,7 @@ class BFPGPTDatasetConfig(GPTDatasetConfig):
     def __post_init__(self) -> None:
         if self.split is not None:
             split_fractions(self.split)
+        checked_seq_length("sequence_length", self.sequence_length)
         self._check_number_of_corpora()
         super().__post_init__()
         self.max_documents_per_sequence = checked_cap(self.max_documents_per_sequence)
@@ -77,7 +78,6 @@ class BFPGPTDatasetConfig(GPTDatasetConfig):
                     "join some of them with megatron-bfp-preprocess --merge"
                 )
 
-
     def _warn_of_repeated_corpora(self) -> None:
         """A corpus that a blend names twice has one order: each batch would hold its sequences twice."""
         for blend in (self.blend, *(self.blend_per_split or ())):
@@ -96,8 +96,10 @@ class BFPGPTDataset(GPTDataset):
     """Best-fit packed samples of a range of documents, epoch after epoch, each in another order.
 
     Sample i belongs to epoch i // S, with S the number of sequences; inside an epoch a seeded bijection gives the
-    sequence. So the order depends on the seed and the index's identity alone: no two corpora of a blend share one. A sample is a dict of the tensors in ``samples.Sample``, and
-    ``attention_mask``, bool [1, L, L], if ``create_attention_mask`` is on.
+    sequence. So the order depends on the seed and the index's identity alone: no two corpora of a blend share one.
+
+    A sample is a dict of the tensors in ``samples.Sample``, and ``attention_mask``, bool [1, L, L], if
+    ``create_attention_mask`` is on.
 
     Documents are the .idx file's documents, where GPTDataset splits by the sequences of that format. The range of a
     split comes from ``config.split_matrix`` and not from ``indexed_indices``, an array of all documents that the

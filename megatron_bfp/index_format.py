@@ -25,7 +25,7 @@ import numpy as np
 from .errors import OptionError, SequenceIndexError
 from .indexed_dataset import IndexedDataset
 from .memory_maps import expect_next
-from .packing import Census, checked_cap, checked_count
+from .packing import Census, checked_cap, checked_seq_length
 from .progress import Progress, without_progress
 from .splits import SPLIT_NAMES, split_fractions
 
@@ -51,7 +51,7 @@ class IndexKey:
     max_documents_per_sequence: int | None = None
 
     def __post_init__(self) -> None:
-        checked = {"seq_length": checked_count("seq_length", self.seq_length)}
+        checked = {"seq_length": checked_seq_length("seq_length", self.seq_length)}
         checked["max_documents_per_sequence"] = checked_cap(self.max_documents_per_sequence)
         checked |= {name: operator.index(getattr(self, name)) for name in ("first_document", "end_document")}
         for name, value in checked.items():

@@ -21,10 +21,11 @@ decided by their order alone; training order is shuffled afterwards, so nothing 
 """
 
 import math
+import operator
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 
@@ -40,11 +41,14 @@ PIECE = 1 << 22
 SEARCHED_AT_ONCE = 1 << 9
 """Documents with full chunks, few enough to be bisected: two or three pages of a file."""
 
+MOST_TOKENS = 1 << 24
+"""Largest ``seq_length``. A sample of so many positions takes 0.6 GB, and packing some hundred MB beside the corpus."""
+
 LONGEST_DOCUMENT = 1 << 40
 """Tokens; far above any document, and low enough that sums over a block stay in int64."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Census:
     """What packing needs to know of a corpus. All lengths are in tokens."""
 
@@ -88,7 +92,7 @@ class Run(NamedTuple):
     last_move: Move | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SequenceTable:
     """Which chunks make up which sequence, about four bytes a document.
 
@@ -171,7 +175,7 @@ class Entry(NamedTuple):
         return [(first, first + seq_length) for first in firsts]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Packing:
     """The result of ``pack``: every chunk in exactly one sequence. ``packing[i]`` gives the chunks of sequence i."""
 
@@ -194,12 +198,36 @@ class Packing:
         """Number of positions that hold no token, over all sequences."""
         return self.num_sequences * self.table.seq_length - self.num_tokens
 
+    def __repr__(self) -> str:
+        return (
+            f"Packing({len(self.lengths)} documents, {self.num_tokens} tokens in {self.num_sequences} sequences of "
+            f"{self.table.seq_length}, padding {self.padding})"
+        )
+
     def __len__(self) -> int:
         return self.num_sequences
 
-    def __getitem__(self, sequence: int) -> np.ndarray:
-        """int64 [k, 3]: document, offset and length (tokens) of each chunk of the sequence, in order."""
-        entry = self.table.entry(sequence)
+    @overload
+    def __getitem__(self, sequence: int) -> np.ndarray: ...
+
+    @overload
+    def __getitem__(self, sequence: slice) -> list[np.ndarray]: ...
+
+    def __getitem__(self, sequence: int | slice) -> np.ndarray | list[np.ndarray]:
+        """The chunks of a sequence, or, for a slice, a list of those of each of its sequences.
+
+        Returns:
+            int64 [k, 3]: document, offset and length (tokens) of each chunk, in order.
+
+        Raises:
+            IndexError: there is no such sequence. -1 is the last one.
+        """
+        if isinstance(sequence, slice):
+            return [self[i] for i in range(*sequence.indices(len(self)))]
+        number = operator.index(sequence)
+        if not -len(self) <= number < len(self):
+            raise IndexError(f"sequence {number} of {len(self)}")
+        entry = self.table.entry(number % len(self))
         documents = [(0, length) for length in self.lengths[entry.documents].tolist()]
         spans = np.array(entry.chunk_spans(documents, self.table.seq_length), dtype=np.int64)
         return np.column_stack([entry.documents, spans[:, 0], spans[:, 1] - spans[:, 0]])
@@ -211,7 +239,7 @@ def pack(lengths: Any, seq_length: int, max_documents_per_sequence: int | None =
     Args:
         lengths: integers >= 0 [documents], tokens of each document with its EOD: anything numpy takes as a 1-d array.
             The result keeps it; do not change it afterwards.
-        seq_length: L, the tokens a sequence holds; >= 1.
+        seq_length: L, the tokens a sequence holds; 1 to ``MOST_TOKENS``.
         max_documents_per_sequence: at most so many chunks go into one sequence (None: no limit). Keeps the number of
             documents, and so the time of a training step, even; costs padding where documents are tiny.
 
@@ -225,7 +253,7 @@ def pack(lengths: Any, seq_length: int, max_documents_per_sequence: int | None =
         >>> packing[0].tolist(), packing[3].tolist()
         ([[0, 0, 8]], [[2, 0, 5], [4, 0, 3]])
     """
-    seq_length = checked_count("seq_length", seq_length)
+    seq_length = checked_seq_length("seq_length", seq_length)
     cap = checked_cap(max_documents_per_sequence)
     try:
         lengths = np.asarray(lengths)
@@ -255,6 +283,20 @@ def checked_count(name: str, value: Any) -> int:
     """
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not 1 <= value < 1 << 31:
         raise OptionError(f"{name} must be an integer from 1 to 2**31 - 1, got {value!r}")
+    return int(value)
+
+
+def checked_seq_length(name: str, value: Any) -> int:
+    """``value`` as an int, if it is an integer from 1 to ``MOST_TOKENS``: arrays of this length are made.
+
+    Args:
+        name: of the option or argument, for the message.
+
+    Raises:
+        OptionError: it is not.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not 1 <= value <= MOST_TOKENS:
+        raise OptionError(f"{name} must be an integer from 1 to {MOST_TOKENS:,} tokens, got {value!r}")
     return int(value)
 
 

@@ -8,7 +8,7 @@ from .errors import InputError, OptionError
 from .files import write_whole
 from .index_format import split_range
 from .indexed_dataset import IndexedDataset
-from .packing import checked_cap, checked_count
+from .packing import checked_cap, checked_seq_length
 from .progress import terminal_progress
 from .report import make_report, megatron_order
 from .report_pages import check_drawing, draw, to_json, to_markdown
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--max-documents-per-sequence", nargs="+", type=int, default=CAPS, metavar="N", help="limits to compare"
     )
     options = parser.parse_args(argv)
-    lengths = [checked_count("--seq-length", seq_length) for seq_length in options.seq_length]
+    lengths = [checked_seq_length("--seq-length", seq_length) for seq_length in options.seq_length]
     caps = [None, *(checked_cap(cap) for cap in options.max_documents_per_sequence)]
     if not 0 <= options.seed < 1 << 32:
         raise OptionError(f"--seed {options.seed}: give an integer from 0 to 2**32 - 1, as numpy takes it")

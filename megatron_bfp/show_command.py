@@ -7,7 +7,7 @@ from .files import write_whole
 from .index_building import open_or_refuse
 from .index_format import IndexKey
 from .indexed_dataset import IndexedDataset
-from .packing import checked_cap, checked_count
+from .packing import checked_cap, checked_seq_length
 from .preprocessing.tokenizers import load_tokenizer
 from .sequence_index import SequenceIndex
 from .sequence_page import to_html
@@ -63,7 +63,7 @@ def show(options: argparse.Namespace) -> None:
 
 def _check(options: argparse.Namespace) -> None:
     """Refuse what cannot work before anything is read."""
-    checked_count("--seq-length", options.seq_length)
+    checked_seq_length("--seq-length", options.seq_length)
     checked_cap(options.max_documents_per_sequence)
     if options.sample is not None and options.sample < 0:
         raise OptionError(f"--sample {options.sample}: samples are counted from 0")

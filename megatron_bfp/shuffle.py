@@ -10,9 +10,9 @@ one half to the other. Where a * b exceeds n, a result outside 0 .. n - 1 is sen
 happens for less than two rows of the a x b grid. The price: not every permutation can occur, which matters to a cipher
 but not to training.
 
-The keys come from the seed, the epoch and the identity of what is ordered. Without the identity, corpora of a blend that
-have about equally many sequences would show the same sequence number at the same sample. Sequence numbers go from long
-documents to short ones, so whole batches would be of long documents or of short ones.
+The keys come from the seed, the epoch and the identity of what is ordered. Without the identity, corpora of a blend
+that have about equally many sequences would show the same sequence number at the same sample. Sequence numbers go from
+long documents to short ones, so whole batches would be of long documents or of short ones.
 """
 
 import hashlib

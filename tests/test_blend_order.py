@@ -1,7 +1,8 @@
 """The corpora of a blend have orders of their own, so that a batch of a blend is a random one.
 
-Sequence numbers go from long documents to short ones. Corpora that show the same sequence number at the same sample make
-batches of long documents alone and batches of short ones alone, which the number of documents in a batch shows."""
+Sequence numbers go from long documents to short ones. Corpora that show the same sequence number at the same sample
+make batches of long documents alone and batches of short ones alone, which the number of documents in a batch shows.
+"""
 
 import numpy as np
 import pytest

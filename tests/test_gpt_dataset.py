@@ -278,6 +278,40 @@ def test_an_empty_corpus_in_a_blend_is_named_with_its_split(corpora, tmp_path):
             build(sizes, config(blend))
 
 
+def test_fault_D05_an_empty_corpus_is_allowed_where_validation_sets_stay_apart(corpora, tmp_path):
+    empty = write(tmp_path / "empty", [[]]).prefix
+    mixed, plain = ([corpora[0], empty], None), (corpora[:2], None)
+
+    def build_with(train, valid, is_multiple):
+        return build(
+            [None] * 3, config(None, blend_per_split=[train, valid, None], multiple_validation_sets=is_multiple)
+        )
+
+    valid = build_with(plain, mixed, True)[1]
+    assert [len(dataset) for dataset in valid] == [len(pack([5, 12, 3, 16], 8)), 0]
+    for train, valid, is_multiple, split in (
+        (plain, mixed, False, "valid"),
+        (plain, mixed, None, "valid"),
+        (mixed, plain, True, "train"),
+    ):
+        with pytest.raises(OptionError, match=f"empty: the {split} split"):
+            build_with(train, valid, is_multiple)
+
+
+def test_fault_D04_an_eod_of_id_0_is_masked_in_a_dataset(write_dataset):
+    prefix = write_dataset([[1, 0, 2, 0], [3, 0]]).prefix
+    for is_masked, expected in ((True, [1, 0, 1, 0, 1, 0, 0, 0]), (False, [1, 1, 1, 0, 1, 0, 0, 0])):
+        dataset = build([None] * 3, config(([prefix], None), eod_mask_loss=is_masked))[0]
+        assert dataset.config.tokenizer.eod == 0
+        assert dataset[0]["loss_mask"].tolist() == expected
+
+
+@pytest.mark.parametrize("seq_length", [(1 << 24) + 1, (1 << 31) - 1])
+def test_fault_B09_a_config_refuses_a_sequence_that_memory_cannot_hold(prefix, seq_length):
+    with pytest.raises(OptionError, match="sequence_length must be an integer from 1 to 16,777,216"):
+        config(([prefix], None), seq_length)
+
+
 @pytest.mark.case(11)
 def test_a_blend_s_cache_follows_the_data(corpora, tmp_path):
     def description():

@@ -11,6 +11,7 @@ from oracle import best_fit_decreasing, best_fit_decreasing_capped, chunk_length
 
 import megatron_bfp
 from megatron_bfp import packing as packing_module
+from megatron_bfp.index_format import IndexKey
 from megatron_bfp.packing import _first_above
 
 SEQ_LENGTHS = [1, 2, 3, 7, 64, 100, 1000, 1023, 1024, 2047, 2048, 4097, 5000]
@@ -188,7 +189,7 @@ def test_damaged_counts_of_full_chunks_do_not_make_the_search_endless():
 
 
 @pytest.mark.case(30)
-@pytest.mark.parametrize("index", [-1, 4, 100])
+@pytest.mark.parametrize("index", [-5, 4, 100])
 def test_a_sequence_that_is_not_there_is_an_index_error(index):
     with pytest.raises(IndexError):
         megatron_bfp.pack([14, 7, 5, 2, 3], 8)[index]
@@ -205,13 +206,108 @@ def test_a_sequence_that_is_not_there_is_an_index_error(index):
         (([3], 0), "seq_length"),
         (([3], 2.0), "seq_length"),
         (([3], True), "seq_length"),
-        (([3], 1 << 31), "seq_length"),
+        (([3], (1 << 24) + 1), "seq_length must be an integer from 1 to 16,777,216"),
         (([3], 8, 0), "max_documents_per_sequence"),
     ],
 )
 def test_bad_arguments_are_named(arguments, named):
     with pytest.raises(megatron_bfp.OptionError, match=named):
         megatron_bfp.pack(*arguments)
+
+
+def test_fault_C10_the_last_sequence_and_slices():
+    packing = megatron_bfp.pack([14, 7, 5, 2, 3], 8)
+    assert packing[-1].tolist() == packing[3].tolist() == [[2, 0, 5], [4, 0, 3]]
+    assert packing[-4].tolist() == packing[0].tolist() == packing[np.int64(0)].tolist()
+    assert [chunks.tolist() for chunks in packing[1:3]] == [packing[1].tolist(), packing[2].tolist()]
+    assert [len(chunks) for chunks in packing[::-1]] == [2, 2, 1, 1] and packing[4:] == []
+    assert [chunks.tolist() for chunks in packing] == [packing[i].tolist() for i in range(4)]
+    with pytest.raises(TypeError):
+        packing[1.0]
+
+
+def test_fault_C10_a_packing_is_printed_in_one_line():
+    packing = megatron_bfp.pack(np.arange(10_000), 64)
+    assert repr(megatron_bfp.pack([14, 7, 5, 2, 3], 8)) == (
+        "Packing(5 documents, 31 tokens in 4 sequences of 8, padding 1)"
+    )
+    assert len(repr(packing)) < 100
+    assert packing == packing and packing != megatron_bfp.pack([1], 8) and len({packing}) == 1
+
+
+@pytest.mark.parametrize("seq_length", [(1 << 24) + 1, (1 << 31) - 1, 1 << 62])
+def test_fault_B09_a_sequence_is_not_longer_than_memory_can_hold(seq_length):
+    for refuse in (lambda: megatron_bfp.pack([3], seq_length), lambda: IndexKey(seq_length, 0, 1)):
+        with pytest.raises(megatron_bfp.OptionError, match=f"from 1 to 16,777,216 tokens, got {seq_length}"):
+            refuse()
+
+
+def test_fault_B09_the_longest_sequence_is_taken():
+    assert IndexKey(1 << 24, 0, 1).name == "s16777216-d0-1"
+
+
+@pytest.mark.slow
+def test_fault_B09_the_longest_sequence_can_be_packed():
+    assert len(megatron_bfp.pack([3, 1 << 24, (1 << 24) + 5], 1 << 24)) == 3
+
+
+def test_fault_D01_runs_assembled_in_pieces_are_the_same(monkeypatch):
+    """With pieces of a few ids, a run is assembled in many steps, and each takes its own share of every move."""
+    rng = np.random.default_rng(11)
+    for seq_length, lengths in ((64, rng.integers(0, 70, 3000)), (13, np.full(500, 4)), (8, rng.integers(1, 9, 900))):
+        for cap in (None, 2):
+            whole = megatron_bfp.pack(lengths, seq_length, cap)
+            for piece in (1, 3, 10, 1000):
+                monkeypatch.setattr(packing_module, "PIECE", piece)
+                pieces = megatron_bfp.pack(lengths, seq_length, cap)
+                assert np.array_equal(pieces.table.document_ids, whole.table.document_ids)
+                assert_whole(pieces, lengths, seq_length)
+            monkeypatch.undo()
+
+
+def test_fault_D01_pieces_are_no_longer_than_asked_for(monkeypatch):
+    monkeypatch.setattr(packing_module, "PIECE", 10)
+    runs = packing_module.plan_runs(np.array([0, 0, 0, 100, 0, 0, 0, 0]), 8)
+    pieces = list(packing_module.place_documents(runs, np.arange(100)))
+    assert [len(piece) for piece in pieces] == [10] * 10 and np.concatenate(pieces).tolist() == list(range(100))
+
+
+@pytest.mark.parametrize(
+    "seq_length, dtype", [(1 << 16, np.uint16), ((1 << 16) + 1, np.uint32), (1 << 17, np.uint32), (257, np.uint16)]
+)
+def test_fault_D02_remainders_are_kept_in_a_dtype_that_holds_them(seq_length, dtype):
+    lengths = np.array([seq_length - 1, seq_length, seq_length + 1, 3 * seq_length - 1, 0], dtype=np.int64)
+    remainders = packing_module._remainders(lengths, seq_length)
+    assert remainders.tolist() == [seq_length - 1, 0, 1, seq_length - 1, 0]
+    assert remainders.dtype == dtype
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.uint16, np.int16])
+def test_fault_D02_a_sequence_as_long_as_the_dtype_s_largest_value(dtype):
+    largest = int(np.iinfo(dtype).max)
+    for seq_length in (largest - 1, largest, largest + 1):
+        lengths = np.array([largest, 1, largest - 1, largest, 2], dtype=dtype)
+        found, expected = (megatron_bfp.pack(values, seq_length) for values in (lengths, lengths.astype(np.int64)))
+        assert_whole(found, lengths, seq_length)
+        assert len(found) == len(expected) == len(best_fit_decreasing(lengths.tolist(), seq_length))
+        assert len(found.census.long_documents) == int((lengths.astype(int) >= seq_length).sum())
+
+
+def test_fault_D02_document_ids_below_2_to_the_32_are_32_bits():
+    bound = 1 << 32
+    assert packing_module.id_dtype(bound - 1) == packing_module.id_dtype(bound) == np.uint32
+    assert packing_module.id_dtype(bound + 1) == np.uint64
+
+
+def test_fault_D03_a_table_has_no_sequence_behind_the_last():
+    table = megatron_bfp.pack([14, 7, 5, 2, 3], 8).table
+    for sequence in (-1, table.num_sequences, table.num_sequences + 1):
+        with pytest.raises(IndexError, match=r"is not in \[0, 4\)"):
+            table.entry(sequence)
+    assert table.entry(table.num_sequences - 1).documents.tolist() == [2, 4]
+    only_full = megatron_bfp.pack([16], 8).table
+    with pytest.raises(IndexError):
+        only_full.entry(2)
 
 
 def test_the_oracle_chunks_as_the_paper_does():

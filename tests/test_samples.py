@@ -111,6 +111,15 @@ def test_eod_inputs_get_no_loss_if_asked(write_dataset):
     assert sample.loss_mask.tolist() == [1, 1, 1, 0, 1, 0, 0, 0]
 
 
+def test_fault_D04_an_eod_of_id_0_gets_no_loss_if_asked(write_dataset):
+    dataset = write_dataset([[1, 0, 2, 0], [3, 0]])
+    (sample,) = samples_of(dataset, 8, masked_input=0)
+    assert sample.tokens.tolist() == [1, 0, 2, 0, 3, 0, 0, 0]
+    assert sample.loss_mask.tolist() == [1, 0, 1, 0, 1, 0, 0, 0]
+    (sample,) = samples_of(dataset, 8)
+    assert sample.loss_mask.tolist() == [1, 1, 1, 0, 1, 0, 0, 0]
+
+
 def test_documents_of_several_sequences_are_one_document(write_dataset):
     dataset = write_dataset([[[1, 2], [], [3, 4, 5]], [[6], [7]]])
     sample = samples_of(dataset, 8)[0]

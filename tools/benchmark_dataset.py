@@ -29,7 +29,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), os.p
 from megatron_bfp import BFPGPTDataset, BFPGPTDatasetConfig  # noqa: E402
 from megatron_bfp.command_line import Parser, run  # noqa: E402
 from megatron_bfp.indexed_dataset import IndexedDatasetWriter  # noqa: E402
-from megatron_bfp.packing import checked_count  # noqa: E402
+from megatron_bfp.packing import checked_count, checked_seq_length  # noqa: E402
 from megatron_bfp.tables import format_table  # noqa: E402
 
 LARGEST_MASK = 1 << 28
@@ -166,7 +166,7 @@ def main() -> None:
     options = parser.parse_args()
     for name in ("tokens", "reads"):
         checked_count(f"--{name}", getattr(options, name))
-    lengths = [checked_count("--seq-length", seq_length) for seq_length in options.seq_length]
+    lengths = [checked_seq_length("--seq-length", seq_length) for seq_length in options.seq_length]
     with tempfile.TemporaryDirectory() as directory:
         prefix = options.data_path
         if prefix is None:

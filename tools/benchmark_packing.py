@@ -27,7 +27,7 @@ import megatron_bfp  # noqa: E402
 from megatron_bfp.command_line import Parser, run  # noqa: E402
 from megatron_bfp.errors import InputError, OptionError  # noqa: E402
 from megatron_bfp.indexed_dataset import IndexedDataset  # noqa: E402
-from megatron_bfp.packing import checked_count  # noqa: E402
+from megatron_bfp.packing import checked_count, checked_seq_length  # noqa: E402
 from megatron_bfp.tables import format_table  # noqa: E402
 
 SIMULATED = "simulated RefinedWeb, lognormal(5.84, 0.98)"
@@ -276,7 +276,7 @@ def main() -> None:
         lengths = given_lengths(name) if documents is None else simulated_lengths(documents)
         for seq_length in options.seq_length:
             print(f"{len(lengths):,} documents at seq_length {seq_length} ...", file=sys.stderr, flush=True)
-            seq_length = checked_count("--seq-length", seq_length)
+            seq_length = checked_seq_length("--seq-length", seq_length)
             rows.append({"lengths": name} | compare(lengths, seq_length, python_limit, options.repeats))
     _print(rows)
     if options.output:

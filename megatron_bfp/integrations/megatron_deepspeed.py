@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from ..errors import IntegrationError, OptionError
+from ..packing import checked_seq_length
 from .hooks import Hook, replace
 from .summary import summary
 
@@ -79,6 +80,8 @@ def check(args: argparse.Namespace) -> None:
     Raises:
         OptionError: an option cannot be honoured.
     """
+    if getattr(args, "seq_length", None) is not None:
+        checked_seq_length("--seq-length", args.seq_length)
     for attribute, (option, reason) in REFUSED.items():
         if getattr(args, attribute, None):
             raise OptionError(f"{option} cannot be used with --data-impl bfp: {reason}")

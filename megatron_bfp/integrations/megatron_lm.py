@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from ..errors import IntegrationError, OptionError
+from ..packing import checked_seq_length
 from .hooks import Hook, replace
 from .summary import summary
 
@@ -78,6 +79,8 @@ def check(args: argparse.Namespace) -> None:
             f"this Megatron-LM has no --dataloader-inter-document-masking, which --data-impl bfp needs; it came with "
             f"{OLDEST}"
         )
+    if getattr(args, "seq_length", None) is not None:
+        checked_seq_length("--seq-length", args.seq_length)
     for attribute, (option, reason) in REFUSED.items():
         if getattr(args, attribute, None):
             raise OptionError(f"{option} cannot be used with --data-impl bfp: {reason}")

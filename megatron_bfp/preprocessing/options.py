@@ -7,7 +7,7 @@ from functools import partial
 
 from ..command_line import Parser
 from ..errors import OptionError
-from ..packing import checked_cap, checked_count
+from ..packing import checked_cap, checked_count, checked_seq_length
 from ..splits import split_fractions
 from .dataset import Executor, refuse_to_replace
 from .documents import STANDARD_INPUT
@@ -113,7 +113,7 @@ def _check(options: argparse.Namespace) -> None:
     if [bool(options.input), bool(options.indexed), bool(options.merge)].count(True) != 1:
         raise OptionError("give one of --input, --indexed and --merge")
     for seq_length in options.seq_length:
-        checked_count("--seq-length", seq_length)
+        checked_seq_length("--seq-length", seq_length)
     checked_count("--workers", options.workers)
     checked_cap(options.max_documents_per_sequence)
     if options.split is not None:
