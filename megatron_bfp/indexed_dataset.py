@@ -19,7 +19,7 @@ import numpy as np
 
 from .errors import IndexedDatasetError, InputError
 from .files import open_exclusively, sync_file
-from .memory_maps import ScatteredReads, expect_next, expect_scattered_reads, map_file
+from .memory_maps import ScatteredReads, expect_next, expect_scattered_reads, map_file, open_unmapped
 from .progress import Progress, without_progress
 
 MAGIC = b"MMIDIDX\x00\x00"
@@ -259,7 +259,7 @@ class IndexedDataset:
         if not self.needs_bin:
             return
         if not self.mmap:
-            self._file = open(path, "rb", buffering=0)
+            self._file = open_unmapped(path)
         elif self._bin_bytes == 0:
             self._tokens = np.empty(0, self.dtype)
         else:

@@ -13,7 +13,7 @@ import os
 import resource
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 import numpy as np
 
@@ -35,6 +35,21 @@ def map_file(path: str) -> np.ndarray:
         OSError: it cannot be opened.
     """
     return _with_files_to_spare(path, lambda: np.asarray(np.memmap(path, mode="r")))
+
+
+def open_unmapped(path: str) -> BinaryIO:
+    """A file to read by system calls, unbuffered.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+
+    def open_with_one_to_spare() -> BinaryIO:
+        file = open(path, "rb", buffering=0)
+        os.close(os.dup(file.fileno()))  # the next file, which may not come through here, can be opened, too
+        return file
+
+    return _with_files_to_spare(path, open_with_one_to_spare)
 
 
 def load_array(path: str) -> np.ndarray:
@@ -148,7 +163,8 @@ def _advise(array: np.ndarray, advice: str) -> None:
         return
     start = _offset(array, mapped)
     first_page = start // mmap.PAGESIZE * mmap.PAGESIZE
-    mapped.madvise(getattr(mmap, advice), first_page, start + array.nbytes - first_page)
+    with contextlib.suppress(OSError):  # refused: what is read stays the same
+        mapped.madvise(getattr(mmap, advice), first_page, start + array.nbytes - first_page)
 
 
 def _address(array: np.ndarray) -> int:

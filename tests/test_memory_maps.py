@@ -179,3 +179,32 @@ def test_fault_B10_a_refused_map_of_the_idx_or_the_index_says_what_helps(tmp_pat
         SequenceIndex(index.path, dataset)
     monkeypatch.undo()
     SequenceIndex(index.path, IndexedDataset(dataset.prefix))  # the control
+
+
+OPEN_MANY_DATASETS = """
+import resource, sys
+from megatron_bfp.indexed_dataset import IndexedDataset
+resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[2]), 400))
+datasets = [IndexedDataset(sys.argv[1], mmap=False) for _ in range(60)]
+print([dataset.document(0).tolist() for dataset in datasets] == [[1, 2, 3]] * 60)
+"""
+
+
+@pytest.mark.parametrize("limit", [40, 41])
+def test_fault_B10_reading_without_maps_raises_the_limit_on_open_files_too(write_dataset, limit):
+    prefix = write_dataset([[1, 2, 3]]).prefix
+    command = [sys.executable, "-c", OPEN_MANY_DATASETS, prefix, str(limit)]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    assert done.stdout == "True\n", done.stderr
+
+
+def test_fault_B10_refused_advice_changes_nothing(tmp_path):
+    class Refusing(mmap.mmap):
+        def madvise(self, *_):
+            raise OSError(errno.EINVAL, "Invalid argument")
+
+    (tmp_path / "file").write_bytes(bytes(range(100)))
+    with open(tmp_path / "file", "rb") as file:
+        array = np.frombuffer(Refusing(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+    expect_scattered_reads(array)
+    assert expect_next(array, 10, 20).tolist() == list(range(10, 20))
