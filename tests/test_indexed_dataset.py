@@ -392,6 +392,7 @@ def test_fault_D07_a_dataset_is_on_disk_before_it_gets_its_names(tmp_path):
         write(tmp_path / "data", documents_of([3, 4]))
     assert disk.unforced == [] and disk.names_not_forced() == []
     assert [os.path.basename(path) for kind, path in disk.events if kind == "name"] == ["data.bin", "data.idx"]
+    assert disk.is_forced(tmp_path / "data.bin") and disk.is_forced(tmp_path / "data.idx")  # nothing was added later
 
 
 def test_fault_D10_the_old_idx_goes_before_the_new_bin_comes(tmp_path):

@@ -293,6 +293,7 @@ def test_fault_D07_a_merged_dataset_is_on_disk_before_it_gets_its_names(three_pa
             merge(str(tmp_path / "merged"), three_parts[:3])
         assert disk.unforced == [] and disk.names_not_forced() == []
         assert [os.path.basename(path) for kind, path in disk.events if kind == "name"] == ["merged.bin", "merged.idx"]
+        assert disk.is_forced(tmp_path / "merged.bin") and disk.is_forced(tmp_path / "merged.idx")
     assert are_the_same(tmp_path / "merged", three_parts[3])
 
 
