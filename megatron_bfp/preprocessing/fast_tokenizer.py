@@ -15,7 +15,7 @@ import numpy as np
 
 from ..errors import BFPError
 from .tokenizer_descriptions import NoDescription, described_otherwise, description
-from .tokenizer_interface import Tokenizer, TokenizingError
+from .tokenizer_interface import Tokenizer, TokenizingError, first_line, is_from_library
 from .tokenizer_probes import probes
 
 FEWEST_CHARACTERS, MOST_CHARACTERS = 1 << 26, 1 << 31
@@ -45,7 +45,10 @@ class FastTokenizer(Tokenizer):
         self._reference = reference
         self._load = load
         self._renew()
-        self.path, self.vocab_size, self.eod = reference.path, reference.vocab_size, reference.eod
+        self.path, self.vocab_size = reference.path, reference.vocab_size
+        self.eod, self.bos = reference.eod, reference.bos
+        self.library_adds_before = reference.library_adds_before
+        self.library_adds_after = reference.library_adds_after
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """As ``Tokenizer.encode_batch``. What gigatoken cannot encode, the reference encodes or refuses."""
@@ -58,7 +61,7 @@ class FastTokenizer(Tokenizer):
             try:
                 return self.encode_without_reference(text)
             except BaseException as error:
-                if not _is_from_library(error):
+                if not is_from_library(error):
                     raise
         return self._reference.encode_batch([text])[0]
 
@@ -132,19 +135,14 @@ def load_fast_tokenizer(reference: Tokenizer) -> FastTokenizer:
     except NoDescription as error:
         raise NoFastTokenizer(str(error)) from None
     except BaseException as error:
-        if not _is_from_library(error):
+        if not is_from_library(error):
             raise
-        raise NoFastTokenizer(f"gigatoken cannot run it: {_first_line(error)}") from None
+        raise NoFastTokenizer(f"gigatoken cannot run it: {first_line(error)}") from None
     try:
         fast.check(texts)
     except (DifferentIds, TokenizingError) as error:
         raise NoFastTokenizer(f"it cannot take its place: {error}") from None
     return fast
-
-
-def _is_from_library(error: BaseException) -> bool:
-    """Whether it is gigatoken's: a panic of its Rust code is not derived from Exception."""
-    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
 def _resident_bytes() -> int:
@@ -154,10 +152,6 @@ def _resident_bytes() -> int:
             return int(file.read().split()[1]) * PAGESIZE
     except OSError:
         return 0
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).split("\n")[0]
 
 
 def _first_difference(ids: np.ndarray, wanted: np.ndarray) -> int:

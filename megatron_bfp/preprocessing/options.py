@@ -61,6 +61,13 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     source.add_argument("--eod-token", metavar="TEXT", help="the end-of-document token, where the tokenizer names none")
     source.add_argument("--append-eod", action="store_true", help="end every document with the EOD token")
+    source.add_argument("--bos-token", metavar="TEXT", help="the token that --append-bos writes, where none is named")
+    source.add_argument(
+        "--append-bos",
+        action=argparse.BooleanOptionalAction,
+        help="begin every document with the BOS token, or do not (default: as Megatron's own tool does with this "
+        "tokenizer, which is printed)",
+    )
     source.add_argument("--workers", type=int, default=1, metavar="N", help="processes that tokenize (default: 1)")
     source.add_argument(
         "--skip-bad-documents", action="store_true", help=f"leave them out and list them in OUT{BAD_DOCUMENTS_SUFFIX}"
@@ -178,6 +185,8 @@ def run_of(options: argparse.Namespace, paths: Sequence[str]) -> Run:
         options.eod_token,
         options.append_eod,
         _tiktoken_options(options),
+        options.bos_token,
+        options.append_bos,
     )
     part = None if options.shard_index is None else (options.shard_index, options.shard_count)
     return Run(

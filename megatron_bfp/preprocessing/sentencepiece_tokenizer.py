@@ -13,7 +13,8 @@ import numpy as np
 
 from ..errors import OptionError
 from .long_texts import encode_in_parts
-from .tokenizer_interface import Tokenizer, TokenizingError, has_no_eod
+from .tokenizer_files import not_of_type
+from .tokenizer_interface import Tokenizer, TokenizingError, first_line, has_no_eod, library_errors
 
 MARKER = re.compile(r"<[^\s>]*\w[^\s>]*>|\[[^\s\]]*\w[^\s\]]*\]")
 BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
@@ -30,28 +31,30 @@ class SentencePieceTokenizer(Tokenizer):
         path: of the ``.model`` file.
         eod_token: the piece that ends a document. Without it the model's own end of a sentence is taken.
         needs_eod: whether it is an error that there is none.
+        bos_token: the piece that begins a document. Without it the model's own begin of a sentence is taken.
 
     Raises:
         OptionError: there is no such file, it is no such model, or there is no EOD.
     """
 
-    def __init__(self, path: str, eod_token: str | None = None, needs_eod: bool = True) -> None:
+    def __init__(
+        self, path: str, eod_token: str | None = None, needs_eod: bool = True, *, bos_token: str | None = None
+    ) -> None:
         try:
             from sentencepiece import SentencePieceProcessor
         except ImportError:
             raise OptionError("the sentencepiece package is missing: pip install 'megatron-bfp[preprocess]'") from None
         content = self._read(path)
-        try:
+        with library_errors(lambda error: not_of_type(path, content, "SentencePieceTokenizer", error)):
             self._types = [piece.type for piece in _pieces(content)]
             library = SentencePieceProcessor()
             library.LoadFromSerializedProto(content)
             if not self._types or len(self._types) != library.GetPieceSize():
                 raise ValueError("it holds no pieces")
-        except Exception as error:  # the library raises RuntimeError, and others for what is no protocol buffer
-            raise OptionError(f"--tokenizer-model {path}: not a SentencePiece model: {error}") from None
         self._texts = [library.IdToPiece(number) for number in range(len(self._types))]
         self.vocab_size = len(self._types)
         self.eod = self._find_eod(library.eos_id(), eod_token, needs_eod)
+        self.bos = self._find("--bos-token", bos_token, library.bos_id())
         # Unigram models weigh the ways through a whole text, with sums that lose digits in a long one.
         self._is_local = _model_type(content) == BYTE_PAIRS
         self._library = SentencePieceProcessor()
@@ -60,18 +63,23 @@ class SentencePieceTokenizer(Tokenizer):
             raise self._eod_is_in_texts(self._texts[self.eod])
 
     def _find_eod(self, eos: int, eod_token: str | None, needs_eod: bool) -> int | None:
-        if eod_token is not None:
-            if eod_token not in self._texts:
-                raise OptionError(f"--eod-token {eod_token!r}: not in the vocabulary of {self.path}")
-            return self._texts.index(eod_token)
-        if eos < 0 and needs_eod:
+        eod = self._find("--eod-token", eod_token, eos)
+        if eod is None and needs_eod:
             raise has_no_eod(self.path)
-        return eos if eos >= 0 else None
+        return eod
+
+    def _find(self, option: str, token: str | None, of_model: int) -> int | None:
+        """The id of the token that an option names, else the model's own, None if that is negative."""
+        if token is None:
+            return of_model if of_model >= 0 else None
+        if token not in self._texts:
+            raise OptionError(f"{option} {token!r}: not in the vocabulary of {self.path}")
+        return self._texts.index(token)
 
     def _markers(self) -> set[int]:
         """The user-defined pieces that a text must not become."""
         numbers = self._places(USER_DEFINED)
-        return {number for number in numbers if number == self.eod or MARKER.fullmatch(self._texts[number])}
+        return {n for n in numbers if n in (self.eod, self.bos) or MARKER.fullmatch(self._texts[n])}
 
     def _places(self, wanted: int) -> list[int]:
         """Ids of the pieces of a type."""
@@ -91,10 +99,8 @@ class SentencePieceTokenizer(Tokenizer):
         return encode_in_parts(texts, self._encode) if self._is_local else self._encode(texts)
 
     def _encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        try:
+        with library_errors(lambda error: TokenizingError(first_line(error))):
             found = self._library.Encode(list(texts), out_type=int, num_threads=1)
-        except Exception as error:
-            raise TokenizingError(str(error)) from None
         return [np.array(ids, dtype=np.int32) for ids in found]
 
     def reserved_texts(self) -> list[str]:
