@@ -104,8 +104,8 @@ class _Writing:
         self._joined = [folder.joined_prefix(key) for key in range(len(run.keys))]
         self._tokenizer, _, reason = load_tokenizers(run.tokenizer)
         self._template = run.tokenizer.template(self._tokenizer)
-        if self._tokenizer.warning:
-            print(f"warning: {self._tokenizer.warning}", file=sys.stderr, flush=True)
+        for warning in run.tokenizer.warnings(self._tokenizer):
+            print(f"warning: {warning}", file=sys.stderr, flush=True)
         self._say_once(reason)
 
     def write(self, execute: Executor, progress: Progress) -> list[WrittenDataset]:

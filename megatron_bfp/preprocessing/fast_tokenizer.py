@@ -53,7 +53,11 @@ class FastTokenizer(Tokenizer):
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """As ``Tokenizer.encode_batch``. What gigatoken cannot encode, the reference encodes or refuses."""
         if self._remembers_too_much():
-            self._renew()
+            try:
+                self._renew()
+            except BaseException as error:  # the reference encodes then
+                if not is_from_library(error):
+                    raise
         return [self._encode(text) for text in texts]
 
     def _encode(self, text: str) -> np.ndarray:

@@ -119,6 +119,10 @@ class TikTokenizer(Tokenizer):
             ranks, special_tokens = _shifted(ranks, options, path)
         else:
             special_tokens = _special_tokens(ranks, options)
+        if not is_json and options != TiktokenOptions(options.pattern, special_tokens=options.special_tokens):
+            self.warning = (
+                f"--tiktoken-num-special-tokens and --vocab-size have no effect: {path} is not of Megatron's form"
+            )
         pattern = options.pattern or ("v2" if is_json else None)
         if pattern is None:
             raise OptionError(

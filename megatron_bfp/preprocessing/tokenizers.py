@@ -69,3 +69,16 @@ class TokenizerOptions:
             OptionError: it has no BOS to append.
         """
         return document_template(tokenizer, self.append_bos, self.append_eod)
+
+    def warnings(self, tokenizer: Tokenizer) -> list[str]:
+        """What people should know before they tokenize with it.
+
+        Args:
+            tokenizer: as ``load`` returns it.
+        """
+        template, found = self.template(tokenizer), [tokenizer.warning] if tokenizer.warning else []
+        if self.eod_token is not None and not template.ends_in(tokenizer.eod):
+            found.append(f"--eod-token {self.eod_token}: no document ends in it, because --append-eod is not given")
+        if self.bos_token is not None and tokenizer.bos not in template.before:
+            found.append(f"--bos-token {self.bos_token}: no document begins with it, because --append-bos is not given")
+        return found
