@@ -134,7 +134,8 @@ class _Writing:
         """Say why the fast library is not used, for all shards or one."""
         if remark not in self._remarks:
             self._remarks.add(remark)
-            print(f"tokenizing without gigatoken, so more slowly: {remark}", file=sys.stderr, flush=True)
+            line = f"tokenizing without gigatoken: the tokens are the same, but it takes longer. The reason: {remark}"
+            print(line, file=sys.stderr, flush=True)
 
     def _do_shards(self, execute: Executor, meter: Meter, joiner: ShardJoiner) -> int:
         """Write all shards that are not done; returns their number."""

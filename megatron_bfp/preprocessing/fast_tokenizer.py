@@ -14,7 +14,13 @@ from typing import Any
 import numpy as np
 
 from ..errors import BFPError
-from .tokenizer_descriptions import NoDescription, described_otherwise, description
+from .tokenizer_descriptions import (
+    NoDescription,
+    described_otherwise,
+    description,
+    normalization,
+    unknown_token,
+)
 from .tokenizer_interface import Tokenizer, TokenizingError, first_line, is_from_library
 from .tokenizer_probes import probes
 
@@ -38,10 +44,20 @@ class FastTokenizer(Tokenizer):
         reference: whose ids it gives.
         load: gigatoken's tokenizer of the same vocabulary, a new one at each call.
         left_out: finds what the backend does not know; texts that contain it are encoded by the reference.
+        prepare: changes a text into the one that the backend is given.
+        unknown: id of what is not in the vocabulary. The backend then numbers that from ``vocab_size`` on, and the
+            reference writes a single ``unknown`` for a run of it. None if there are tokens for everything.
     """
 
-    def __init__(self, reference: Tokenizer, load: Callable[[], Any], left_out: re.Pattern[str] | None = None) -> None:
-        self._left_out = left_out
+    def __init__(
+        self,
+        reference: Tokenizer,
+        load: Callable[[], Any],
+        left_out: re.Pattern[str] | None = None,
+        prepare: Callable[[str], str] | None = None,
+        unknown: int | None = None,
+    ) -> None:
+        self._left_out, self._prepare, self._unknown = left_out, prepare, unknown
         self._reference = reference
         self._load = load
         self._renew()
@@ -61,12 +77,13 @@ class FastTokenizer(Tokenizer):
         return [self._encode(text) for text in texts]
 
     def _encode(self, text: str) -> np.ndarray:
-        if self._left_out is None or not self._left_out.search(text):
-            try:
-                return self.encode_without_reference(text)
-            except BaseException as error:
-                if not is_from_library(error):
-                    raise
+        try:
+            prepared = self._prepare(text) if self._prepare else text
+            if self._left_out is None or not self._left_out.search(prepared):
+                return self._encode_prepared(prepared)
+        except BaseException as error:
+            if not is_from_library(error):
+                raise
         return self._reference.encode_batch([text])[0]
 
     def encode_without_reference(self, text: str) -> np.ndarray:
@@ -76,9 +93,13 @@ class FastTokenizer(Tokenizer):
         Raises:
             Whatever gigatoken raises. A panic of its Rust code is not derived from Exception.
         """
+        return self._encode_prepared(self._prepare(text) if self._prepare else text)
+
+    def _encode_prepared(self, text: str) -> np.ndarray:
         self._encoded += len(text)
         # Text by text: a batch is no faster, and its ids would have to be taken apart.
-        return self._backend.encode(text).view(np.int32)
+        ids = self._backend.encode(text).view(np.int32)
+        return ids if self._unknown is None else _with_unknown(ids, self.vocab_size, self._unknown)
 
     def _renew(self) -> None:
         """A backend without words. Each remembers all it has met, 80 bytes for a word, for as long as it lives."""
@@ -102,8 +123,8 @@ class FastTokenizer(Tokenizer):
         for place, (ids, wanted_ids) in enumerate(zip(found, wanted, strict=True)):
             if not np.array_equal(ids, wanted_ids):
                 raise DifferentIds(
-                    f"--tokenizer-model {self.path}: the fast tokenizer differs from the reference in text {place} of "
-                    f"{len(texts)}, {len(texts[place])} characters long, at token {_first_difference(ids, wanted_ids)}"
+                    f"{self.path}: gigatoken's tokens differ from its own library's in text {place} of {len(texts)}, "
+                    f"{len(texts[place])} characters long, at token {_first_difference(ids, wanted_ids)}"
                 )
 
     def reserved_texts(self) -> list[str]:
@@ -120,6 +141,16 @@ class FastTokenizer(Tokenizer):
         return self._reference.unique_identifiers
 
 
+def _with_unknown(ids: np.ndarray, vocab_size: int, unknown: int) -> np.ndarray:
+    """``ids`` with one ``unknown`` for each run of ids from ``vocab_size`` on."""
+    is_unknown = ids >= vocab_size
+    if not is_unknown.any():
+        return ids
+    is_first = is_unknown.copy()
+    is_first[1:] &= ~is_unknown[:-1]
+    return np.where(is_unknown, np.int32(unknown), ids)[~is_unknown | is_first]
+
+
 def load_fast_tokenizer(reference: Tokenizer) -> FastTokenizer:
     """A tokenizer that gives the reference's ids in less time.
 
@@ -133,7 +164,13 @@ def load_fast_tokenizer(reference: Tokenizer) -> FastTokenizer:
     texts = list(probes(reference))
     try:
         described = json.dumps(description(reference))
-        fast = FastTokenizer(reference, lambda: gigatoken_rs.load_hf_json(described), described_otherwise(reference))
+        fast = FastTokenizer(
+            reference,
+            lambda: gigatoken_rs.load_hf_json(described),
+            described_otherwise(reference),
+            normalization(reference),
+            unknown_token(reference),
+        )
         for text in texts:
             fast.encode_without_reference(text)
     except NoDescription as error:
@@ -145,7 +182,7 @@ def load_fast_tokenizer(reference: Tokenizer) -> FastTokenizer:
     try:
         fast.check(texts)
     except (DifferentIds, TokenizingError) as error:
-        raise NoFastTokenizer(f"it cannot take its place: {error}") from None
+        raise NoFastTokenizer(f"gigatoken's tokens differ from those of its own library ({error})") from None
     return fast
 
 

@@ -27,6 +27,11 @@ BYTE_PAIRS = 2
 class SentencePieceTokenizer(Tokenizer):
     """A SentencePiece model.
 
+    Attributes:
+        is_bpe: whether it merges pairs.
+        has_bytes: whether there are pieces for the bytes of characters that are in no piece.
+        unknown: the id of such characters, if there are none.
+
     Args:
         path: of the ``.model`` file.
         eod_token: the piece that ends a document. Without it the model's own end of a sentence is taken.
@@ -56,7 +61,9 @@ class SentencePieceTokenizer(Tokenizer):
         self.eod = self._find_eod(library.eos_id(), eod_token, needs_eod)
         self.bos = self._find("--bos-token", bos_token, library.bos_id())
         # Unigram models weigh the ways through a whole text, with sums that lose digits in a long one.
-        self._is_local = _model_type(content) == BYTE_PAIRS
+        self.is_bpe = _model_type(content) == BYTE_PAIRS
+        self.has_bytes = BYTE in self._types
+        self.unknown = library.unk_id()
         self._library = SentencePieceProcessor()
         self._library.LoadFromSerializedProto(self.document_model())
         if needs_eod and self._types[self.eod] not in (CONTROL, USER_DEFINED):
@@ -85,9 +92,23 @@ class SentencePieceTokenizer(Tokenizer):
         """Ids of the pieces of a type."""
         return [number for number, kind in enumerate(self._types) if kind == wanted]
 
-    def document_model(self) -> bytes:
-        """The serialised model for a document's text: markers are control pieces."""
-        return _with_control_pieces(self._content, self._markers())
+    def document_model(self, byte_fallback: bool = False) -> bytes:
+        """The serialised model for a document's text: markers are control pieces.
+
+        Args:
+            byte_fallback: say in it that characters without a piece are written as bytes.
+        """
+        model = _with_control_pieces(self._content, self._markers())
+        return _with_byte_fallback(model) if byte_fallback else model
+
+    @property
+    def changes_texts(self) -> bool:
+        """Whether the model does more to a text than to write spaces in its own way, and one at the front."""
+        return _changes_texts(self._content)
+
+    def normalize(self, text: str) -> str:
+        """The text as the model sees it, with spaces in its own way."""
+        return self._library.Normalize(text)
 
     def user_defined_texts(self) -> list[str]:
         """User-defined pieces that are no markers, as the model writes them."""
@@ -96,7 +117,7 @@ class SentencePieceTokenizer(Tokenizer):
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """As ``Tokenizer.encode_batch``."""
-        return encode_in_parts(texts, self._encode) if self._is_local else self._encode(texts)
+        return encode_in_parts(texts, self._encode) if self.is_bpe else self._encode(texts)
 
     def _encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         with library_errors(lambda error: TokenizingError(first_line(error))):
@@ -145,6 +166,25 @@ def _model_type(content: bytes) -> int:
         if number == 2:
             found = next((value for field, value, _, _ in _fields(content, *span) if field == 3), found)
     return found
+
+
+def _changes_texts(content: bytes) -> bool:
+    """Of a serialised ``ModelProto``: whether the message in its field 3 has a table of characters (field 2) or removes
+    white space (field 4, which it does where the file says nothing)."""
+    has_table, removes_spaces = False, True
+    for number, _, _, span in _fields(content, 0, len(content)):
+        if number == 3:
+            for field, value, _, (begin, end) in _fields(content, *span):
+                has_table = has_table or (field == 2 and end > begin)
+                removes_spaces = bool(value) if field == 4 else removes_spaces
+    return has_table or removes_spaces
+
+
+def _with_byte_fallback(content: bytes) -> bytes:
+    """The model with field 35 of the message in its field 2 set. Of messages that are there twice, the last counts."""
+    spec = b"".join(content[begin:end] for number, _, _, (begin, end) in _fields(content, 0, len(content)) if number == 2)
+    spec += _varint(35 << 3) + b"\x01"
+    return content + bytes([2 << 3 | 2]) + _varint(len(spec)) + spec
 
 
 def _with_control_pieces(content: bytes, numbers: set[int]) -> bytes:
