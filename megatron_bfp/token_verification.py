@@ -33,8 +33,8 @@ def verify_tokens(
         How many of its tokens are ``eod``.
 
     Raises:
-        IndexedDatasetError: a token is outside the vocabulary, a document does not begin with ``before`` or does not end
-            in EOD, or the .idx is damaged.
+        IndexedDatasetError: a token is outside the vocabulary, a document does not begin with ``before`` or does not
+            end in EOD, or the .idx is damaged.
     """
     num_eods = 0
     at_once = NUM_THREADS * BLOCK_TOKENS

@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--append-bos",
         action=argparse.BooleanOptionalAction,
-        help="each document begins with the BOS, or need not (default: if Megatron's tool writes one with this tokenizer)",
+        help="each document begins with the BOS, or need not (default: it does if Megatron's own tool writes one)",
     )
     parser.add_argument("--vocab-size", type=int, metavar="N", help="in place of a tokenizer: ids are below N")
     parser.add_argument("--eod-id", type=int, metavar="ID", help="in place of a tokenizer: the id of the EOD")

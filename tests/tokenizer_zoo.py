@@ -88,9 +88,7 @@ def marked_spaces(folder, name, config, normalizer, pre_tokenizer=None):
     if pre_tokenizer is not None:
         library.pre_tokenizer = pre_tokenizer
     library.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()])
-    library.post_processor = processors.TemplateProcessing(
-        single=f"{special[1]} $A", special_tokens=[(special[1], 1)]
-    )
+    library.post_processor = processors.TemplateProcessing(single=f"{special[1]} $A", special_tokens=[(special[1], 1)])
     return save(folder, name, library, config)
 
 

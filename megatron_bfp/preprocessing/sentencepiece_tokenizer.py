@@ -182,7 +182,9 @@ def _changes_texts(content: bytes) -> bool:
 
 def _with_byte_fallback(content: bytes) -> bytes:
     """The model with field 35 of the message in its field 2 set. Of messages that are there twice, the last counts."""
-    spec = b"".join(content[begin:end] for number, _, _, (begin, end) in _fields(content, 0, len(content)) if number == 2)
+    spec = b"".join(
+        content[begin:end] for number, _, _, (begin, end) in _fields(content, 0, len(content)) if number == 2
+    )
     spec += _varint(35 << 3) + b"\x01"
     return content + bytes([2 << 3 | 2]) + _varint(len(spec)) + spec
 

@@ -1,9 +1,8 @@
 """The special tokens around each document: those that Megatron's own tool writes, unless options say otherwise.
 
-Megatron's tool calls a tokenizer's library as it is (``tokenizer(text)``) and appends the EOD with ``--append-eod``. So a
-Hugging Face tokenizer whose post-processor adds a BOS writes one, and SentencePiece and tiktoken, which add nothing unless
-asked, write none. One thing differs: a document never ends in two EODs. If the post-processor adds the EOD itself, it is
-written once.
+Megatron's tool calls a tokenizer's library with its defaults and appends the EOD with ``--append-eod``. So a Hugging
+Face tokenizer whose post-processor adds a BOS writes one; SentencePiece and tiktoken add nothing unless asked, and write
+none. One thing differs: a document never ends in two EODs. If the post-processor adds the EOD itself, it is written once.
 """
 
 from collections.abc import Sequence
@@ -35,8 +34,8 @@ def document_template(tokenizer: Tokenizer, append_bos: bool | None, append_eod:
     """What is written around each document's tokens.
 
     Args:
-        append_bos: whether documents begin with the BOS; None for as Megatron's tool does. With False, nothing is before
-            a document.
+        append_bos: whether documents begin with the BOS; None for as Megatron's tool does. With False, nothing is
+            before a document.
         append_eod: whether documents end with the EOD. Without it, they end in what the library adds.
 
     Raises:

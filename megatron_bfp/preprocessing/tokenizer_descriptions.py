@@ -85,8 +85,12 @@ def _(tokenizer: SentencePieceTokenizer) -> dict[str, Any]:
     from gigatoken._load.sentencepiece import sentencepiece_to_tokenizer_json
 
     if not tokenizer.is_bpe:
-        raise NoDescription("gigatoken runs SentencePiece models of type BPE only, and this is a unigram, word or char one")
-    described: dict[str, Any] = json.loads(sentencepiece_to_tokenizer_json(tokenizer.document_model(byte_fallback=True)))
+        raise NoDescription(
+            "gigatoken runs SentencePiece models of type BPE only, and this is a unigram, word or char one"
+        )
+    described: dict[str, Any] = json.loads(
+        sentencepiece_to_tokenizer_json(tokenizer.document_model(byte_fallback=True))
+    )
     if normalization(tokenizer):
         described["normalizer"] = None
     vocabulary = described["model"]["vocab"]

@@ -13,7 +13,7 @@ FORMS = {
     "TikTokenizer": "a tiktoken vocabulary",
 }
 """Tokenizer type -> what its file is."""
-HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 SENTENCEPIECE_START = re.compile(rb"\x0a[\x00-\x7f]\x0a", re.DOTALL)
 """Of a serialised ``ModelProto``: a short field 1, the first piece, which begins with its field 1, the text."""
 TIKTOKEN_LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d+\r?\n")

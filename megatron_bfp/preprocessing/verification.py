@@ -18,8 +18,8 @@ def verify_documents(
 
     Args:
         eod: the token that must end every document and stand nowhere else; None for none.
-        template: what stands around each document, with ``eod`` at its end: documents must begin as it says, and the EOD
-            may stand there, too. None for the EOD alone.
+        template: what stands around each document, with ``eod`` at its end: documents must begin as it says, and the
+            EOD may stand there, too. None for the EOD alone.
 
     Returns:
         The dataset, opened.

@@ -12,7 +12,7 @@ pytest.importorskip("tiktoken")
 
 from tokenizer_zoo import TEXTS, make_zoo  # noqa: E402
 
-from megatron_bfp import IndexedDatasetError, OptionError  # noqa: E402
+from megatron_bfp import IndexedDatasetError, OptionError, __main__, token_verification  # noqa: E402
 from megatron_bfp.indexed_dataset import IndexedDataset  # noqa: E402
 from megatron_bfp.preprocessing import command, long_texts  # noqa: E402
 from megatron_bfp.preprocessing.special_tokens import DocumentTemplate, document_template  # noqa: E402
@@ -75,7 +75,9 @@ def test_fault_A06_bos_of_a_post_processor_is_written(preprocess, capsys):
         (["--bos-token", "<eod>", "--append-bos"], [0, 1, *RIVER], "BOS EOD <eod> (0), <bos> (1), its text, no EOD"),
     ],
 )
-def test_fault_A06_options_say_otherwise_and_the_summary_says_which(preprocess, tmp_path, capsys, options, document, said):
+def test_fault_A06_options_say_otherwise_and_the_summary_says_which(
+    preprocess, tmp_path, capsys, options, document, said
+):
     assert preprocess(["the river"], *FAULT, *options) == [document]
     assert f"Each document: {said}" in capsys.readouterr().out
     described = json.loads((tmp_path / "out.summary.json").read_text())["each_document"]
@@ -217,3 +219,79 @@ def test_verification_knows_the_template(write_dataset):
     more = write_dataset([[9, 1, 9, 3, 9], [9, 1, 9]], name="more")
     with pytest.raises(IndexedDatasetError, match="holds 5 EOD tokens"):
         verify_documents(more.prefix, 10, 9, template=template)
+
+
+@pytest.fixture
+def of_fault(write_dataset):
+    """Datasets of the fault's tokenizer, with their indexes."""
+    from megatron_bfp.index_building import build
+    from megatron_bfp.index_format import IndexKey, index_directory
+
+    def make(documents, name):
+        dataset = write_dataset(documents, name=name)
+        build(dataset, IndexKey(16, 0, dataset.num_documents), index_directory(dataset.prefix))
+        return dataset.prefix
+
+    return make
+
+
+def test_fault_A06_verify_knows_bos(of_fault, capsys):
+    verify = ["verify", "--tokens", *FAULT]
+    right, without = of_fault([[1, *RIVER, 0], [], [1, 0]], "right"), of_fault([[1, *RIVER, 0], [5, 0]], "without")
+    __main__.main([*verify, right])
+    assert "are right" in capsys.readouterr().out
+    for options in ([], ["--append-bos"]):
+        with pytest.raises(IndexedDatasetError, match=r"document 1 does not begin with BOS \(1\); .*--no-append-bos"):
+            __main__.main([*verify, without, *options])
+    __main__.main([*verify, without, "--no-append-bos"])
+    by_numbers = ["verify", "--tokens", "--vocab-size", "400", "--eod-id", "0"]
+    __main__.main([*by_numbers, without])
+    __main__.main([*by_numbers, right, "--bos-id", "1"])
+    with pytest.raises(IndexedDatasetError, match=r"document 1 does not begin with BOS \(1\)"):
+        __main__.main([*by_numbers, without, "--bos-id", "1"])
+    with pytest.raises(IndexedDatasetError, match=r"document 0 does not begin with BOS \(0, 1\)"):
+        __main__.main([*verify, right, "--append-bos", "--bos-token", "<eod>"])
+
+
+@pytest.mark.parametrize(
+    "options, reason",
+    [
+        (["--eod-token", "x"], "--eod-token is for --tokens"),
+        (["--no-append-bos"], "--append-bos is for --tokens"),
+        (["--tokens", "--vocab-size", "9", "--eod-token", "x"], "--eod-token is of a tokenizer"),
+        (["--tokens", "--vocab-size", "9", "--append-bos"], "--append-bos is of a tokenizer"),
+        (["--tokens", "--vocab-size", "9", "--bos-id", "9"], "--bos-id 9: is outside"),
+        (["--tokens", "--tokenizer-model", "x", "--bos-id", "1"], "--bos-id goes with --vocab-size"),
+    ],
+)
+def test_fault_C09_options_of_verify_that_would_change_nothing_are_refused(of_fault, options, reason):
+    with pytest.raises(OptionError, match=reason):
+        __main__.main(["verify", of_fault([[1]], "data"), *options])
+
+
+def test_fault_C10_show_takes_the_eod_and_names_it(of_fault, tmp_path, capsys):
+    prefix, page = of_fault([[1, *RIVER, 0]], "data"), tmp_path / "page.html"
+    show = ["show", prefix, "--seq-length", "16", "--sequence", "0"]
+    __main__.main([*show, *FAULT, "--html", str(page)])
+    assert "<bos>the river<eod>" in capsys.readouterr().out
+    titles = page.read_text()
+    assert "token 1 “&lt;bos&gt;”, BOS, target" in titles and "token 0 “&lt;eod&gt;”, EOD, no target" in titles
+    __main__.main([*show, *FAULT[:2], "--bos-token", "<eod>", "--html", str(page)])
+    titles = page.read_text()
+    assert "token 0 “&lt;eod&gt;”, BOS" in titles and ", EOD" not in titles
+    for option in ("--eod-token", "--bos-token"):
+        with pytest.raises(OptionError, match=f"{option} needs --tokenizer-model"):
+            __main__.main([*show, option, "x"])
+        with pytest.raises(OptionError, match=f"{option} '<x>': not in the vocabulary"):
+            __main__.main([*show, *FAULT[:2], option, "<x>"])
+
+
+def test_ends_are_checked_in_every_block(write_dataset, monkeypatch):
+    """The first tokens of documents in a later block, beside empty ones."""
+    monkeypatch.setattr(token_verification, "BLOCK_DOCUMENTS", 2)
+    dataset = write_dataset([[], [1, 2], [1, 3], [], [1], [2, 9]])
+    token_verification.verify_tokens(dataset, 10)
+    with pytest.raises(IndexedDatasetError, match=r"document 5 does not begin with BOS \(1\)"):
+        token_verification.verify_tokens(dataset, 10, before=(1,))
+    with pytest.raises(IndexedDatasetError, match=r"document 2 does not begin with BOS \(1, 2\)"):
+        token_verification.verify_tokens(dataset, 10, before=(1, 2))
