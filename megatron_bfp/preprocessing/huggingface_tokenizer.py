@@ -150,7 +150,11 @@ def _added_around(library: Any, vocabulary: dict[str, int]) -> tuple[tuple[int, 
     begin, end = of_text[0], of_text[-1] + 1
     if processed.ids[begin:end] != ids:
         raise ValueError("its post-processor does more than to add tokens before and after a text")
-    return tuple(processed.ids[:begin]), tuple(processed.ids[end:])
+    before, after = tuple(processed.ids[:begin]), tuple(processed.ids[end:])
+    strange = {*before, *after} - set(vocabulary.values())
+    if strange:
+        raise ValueError(f"its post-processor adds token {min(strange)}, which is not in its vocabulary")
+    return before, after
 
 
 def _without_special_tokens(description: dict[str, Any], markers: set[str]) -> dict[str, Any]:

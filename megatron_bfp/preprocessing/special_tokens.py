@@ -1,8 +1,9 @@
 """The special tokens around each document: those that Megatron's own tool writes, unless options say otherwise.
 
 Megatron's tool calls a tokenizer's library with its defaults and appends the EOD with ``--append-eod``. So a Hugging
-Face tokenizer whose post-processor adds a BOS writes one; SentencePiece and tiktoken add nothing unless asked, and write
-none. One thing differs: a document never ends in two EODs. If the post-processor adds the EOD itself, it is written once.
+Face tokenizer whose post-processor adds a BOS writes one; SentencePiece and tiktoken add nothing unless asked, and
+write none. One thing differs: a document never ends in two EODs. If the post-processor adds the EOD itself, it is
+written once.
 """
 
 from collections.abc import Sequence

@@ -295,3 +295,11 @@ def test_ends_are_checked_in_every_block(write_dataset, monkeypatch):
         token_verification.verify_tokens(dataset, 10, before=(1,))
     with pytest.raises(IndexedDatasetError, match=r"document 2 does not begin with BOS \(1, 2\)"):
         token_verification.verify_tokens(dataset, 10, before=(1, 2))
+
+
+def test_a_post_processor_that_adds_no_token_of_the_vocabulary_is_refused(tmp_path):
+    description = json.loads((DATA / "bos_tokenizer.json").read_text())
+    description["post_processor"]["special_tokens"]["<bos>"]["ids"] = [70_000]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(description))
+    with pytest.raises(OptionError, match="its post-processor adds token 70000, which is not in its vocabulary"):
+        load_tokenizer("HuggingFaceTokenizer", str(tmp_path / "tokenizer.json"), "<eod>")
