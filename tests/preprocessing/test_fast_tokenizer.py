@@ -146,7 +146,15 @@ def test_fault_C10_a_sentencepiece_model_of_default_training_is_fast(pairs):
     """Its normalizer changes characters and removes spaces, and what is in no piece is unknown, once for a run."""
     reference, fast = pairs["default sentencepiece"]
     unknown = reference.unknown
-    texts = ["a\U0001f600\U0001f601b", "\U0001f600 \U0001f600", "ﬁle  n\u0303\t x ", "\U0001f600", "", " "]
+    texts = [
+        "a\U0001f600\U0001f601b",
+        "\U0001f600 \U0001f600",
+        "ﬁle  n\u0303\t x ",
+        "\U0001f600",
+        "",
+        " ",
+        "\0a\0\0 \0",
+    ]
     assert not differs(fast, reference, texts)
     found = [ids.tolist() for ids in fast.encode_batch(texts[:2])]
     assert [ids.count(unknown) for ids in found] == [1, 2]
