@@ -121,7 +121,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     _check(options)
     given = [name for name, value in vars(options).items() if value != parser.get_default(name)]
     for line in without_effect(options, given):
-        print(f"{NAME}: warning: {line}", file=sys.stderr, flush=True)
+        print(f"{parser.prog}: warning: {line}", file=sys.stderr, flush=True)
     return options
 
 
