@@ -41,7 +41,10 @@ setup(
         "flash-attn": ["flash-attn>=2.7,<3"],
         "ray": [RAY],
         "ablation": [MATPLOTLIB, PYFLAKES],
-        "integration": ["pybind11>=3,<4", "triton>=3.7,<4", "six>=1.17,<2", "regex>=2026.11"],
+        "integration": [
+            *("pybind11>=3,<4", "triton>=3.7,<4", "six>=1.17,<2", "regex>=2026.11"),
+            'transformers>=5.24,<6; python_version >= "3.11"',
+        ],
         "test": ["pytest>=9,<10", "hypothesis>=6.150,<7", *PREPROCESS, RAY, MATPLOTLIB, PYFLAKES, TENSORBOARD],
     },
     entry_points={

@@ -291,7 +291,9 @@ class _Cells:
         if not self._tokenizer:
             return str(token)
         (piece,) = self._tokenizer.pieces([token])
-        return f"{token} “{escape(''.join(text for text, _ in _visible(piece)))}”"
+        roles = (("BOS", self._tokenizer.bos), ("EOD", self._tokenizer.eod))
+        role = "".join(f", {name}" for name, number in roles if token == number)
+        return f"{token} “{escape(''.join(text for text, _ in _visible(piece)))}”{role}"
 
 
 def _visible(piece: bytes) -> Iterator[tuple[str, bool]]:

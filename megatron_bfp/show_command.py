@@ -32,6 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data-cache-path", metavar="P", help="where the index is if it is not beside the data")
     parser.add_argument("--tokenizer-type", default="HuggingFaceTokenizer", help="default: %(default)s")
     parser.add_argument("--tokenizer-model", metavar="PATH", help="show text: a tokenizer.json, or its folder")
+    parser.add_argument("--eod-token", metavar="TEXT", help="the end-of-document token, where the tokenizer names none")
+    parser.add_argument("--bos-token", metavar="TEXT", help="the token that begins documents, where it names none")
     parser.add_argument("--text", action="store_true", help="print the text of every chunk in full")
     parser.add_argument("--html", metavar="FILE", help="write a page that shows every token and what it predicts")
 
@@ -45,7 +47,13 @@ def show(options: argparse.Namespace) -> None:
     _check(options)
     tokenizer = None
     if options.tokenizer_model is not None:
-        tokenizer = load_tokenizer(options.tokenizer_type, options.tokenizer_model, needs_eod=False)
+        tokenizer = load_tokenizer(
+            options.tokenizer_type,
+            options.tokenizer_model,
+            options.eod_token,
+            needs_eod=False,
+            bos_token=options.bos_token,
+        )
     index = _open_index(options)
     sequence, origin = options.sequence, ""
     if options.sample is not None and len(index):
@@ -71,8 +79,9 @@ def _check(options: argparse.Namespace) -> None:
         raise OptionError("--seed orders samples: give it with --sample, not with --sequence")
     if options.split_name is not None and options.split is None:
         raise OptionError(f"--split-name {options.split_name}: give --split too, as in training")
-    if options.text and options.tokenizer_model is None:
-        raise OptionError("--text needs --tokenizer-model")
+    for name in ("text", "eod_token", "bos_token"):
+        if getattr(options, name) and options.tokenizer_model is None:
+            raise OptionError(f"--{name.replace('_', '-')} needs --tokenizer-model")
 
 
 def _open_index(options: argparse.Namespace) -> SequenceIndex:

@@ -1,7 +1,7 @@
-"""Check the tokens of a dataset, which no checksum covers: ids in the vocabulary, an EOD at every document's end."""
+"""Check the tokens of a dataset, which no checksum covers: ids in the vocabulary, BOS and EOD of every document."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -17,18 +17,24 @@ BLOCK_DOCUMENTS = 1 << 18
 
 
 def verify_tokens(
-    dataset: IndexedDataset, vocab_size: int, eod: int | None = None, progress: Progress = without_progress
+    dataset: IndexedDataset,
+    vocab_size: int,
+    eod: int | None = None,
+    progress: Progress = without_progress,
+    before: Sequence[int] = (),
 ) -> int:
     """Check every token of a dataset whose .bin is mapped, in constant memory. Empty documents are passed over.
 
     Args:
         eod: the token that must end every document; None for none.
+        before: the tokens that every document must begin with, BOS as a rule.
 
     Returns:
         How many of its tokens are ``eod``.
 
     Raises:
-        IndexedDatasetError: a token is outside the vocabulary, a document does not end in EOD, or the .idx is damaged.
+        IndexedDatasetError: a token is outside the vocabulary, a document does not begin with ``before`` or does not
+            end in EOD, or the .idx is damaged.
     """
     num_eods = 0
     at_once = NUM_THREADS * BLOCK_TOKENS
@@ -37,8 +43,8 @@ def verify_tokens(
         for first in progress(steps, len(steps), "checking tokens"):
             blocks = range(first, min(first + at_once, dataset.num_tokens), BLOCK_TOKENS)
             num_eods += sum(threads.map(lambda start: _check_block(dataset, start, vocab_size, eod), blocks))
-    if eod is not None:
-        _check_ends(dataset, eod, progress)
+    if eod is not None or before:
+        _check_ends(dataset, eod, tuple(before), progress)
     return num_eods
 
 
@@ -55,11 +61,22 @@ def _check_block(dataset: IndexedDataset, start: int, vocab_size: int, eod: int 
     return 0 if eod is None else int(np.count_nonzero(tokens == eod))
 
 
-def _check_ends(dataset: IndexedDataset, eod: int, progress: Progress) -> None:
+def _check_ends(dataset: IndexedDataset, eod: int | None, before: tuple[int, ...], progress: Progress) -> None:
+    """Check the first tokens of each document, and the last one."""
     tokens = dataset.tokens(0, dataset.num_tokens)
     num_blocks = -(-dataset.num_documents // BLOCK_DOCUMENTS)
-    for documents, places in progress(_last_tokens(dataset), num_blocks, "checking ends of documents"):
-        others = documents[tokens[places] != eod]
+    for documents, begins, ends in progress(_spans(dataset), num_blocks, "checking ends of documents"):
+        for offset, token in enumerate(before):
+            inside = np.minimum(begins + offset, ends - 1)  # of a document with too few tokens, its last one
+            others = documents[(tokens[inside] != token) | (begins + offset >= ends)]
+            if len(others):
+                raise IndexedDatasetError(
+                    f"{bin_path(dataset.prefix)}: document {others[0]} does not begin with BOS ({_ids(before)}); write "
+                    "the dataset again, or give --no-append-bos if it is to have none"
+                )
+        if eod is None:
+            continue
+        others = documents[tokens[ends - 1] != eod]
         if len(others):
             raise IndexedDatasetError(
                 f"{bin_path(dataset.prefix)}: document {others[0]} does not end in EOD ({eod}); write the dataset "
@@ -67,12 +84,16 @@ def _check_ends(dataset: IndexedDataset, eod: int, progress: Progress) -> None:
             )
 
 
-def _last_tokens(dataset: IndexedDataset) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Blocks of the documents that have tokens: int64 [documents], their numbers and where their last tokens are."""
+def _ids(tokens: Sequence[int]) -> str:
+    return ", ".join(map(str, tokens))
+
+
+def _spans(dataset: IndexedDataset) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Blocks of the documents that have tokens: int64 [documents], their numbers, first tokens and ends."""
     end = 0
     for first in range(0, dataset.num_documents, BLOCK_DOCUMENTS):
         lengths = dataset.document_lengths[first : first + BLOCK_DOCUMENTS].astype(np.int64)
         ends = end + np.cumsum(lengths)
         end = int(ends[-1])
         with_tokens = np.flatnonzero(lengths)
-        yield first + with_tokens, ends[with_tokens] - 1
+        yield first + with_tokens, (ends - lengths)[with_tokens], ends[with_tokens]

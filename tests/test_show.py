@@ -36,6 +36,8 @@ EOD = "<|endoftext|>"
 class PlainTokenizer:
     """A tokenizer whose tokens' texts are given."""
 
+    bos = eod = None
+
     def __init__(self, texts):
         self.texts = texts
 

@@ -20,6 +20,8 @@ from .dataset import write_datasets
 from .documents import Place
 from .inputs import input_files
 from .options import NAME, executor_of, parse, run_of
+from .shards import load_tokenizers
+from .special_tokens import template_in_words
 from .summary import WrittenDataset
 
 
@@ -55,7 +57,11 @@ def _written(options: argparse.Namespace) -> list[WrittenDataset]:
         first = Place(others[0]).name
         number = f"{len(others)} other file{'s' if len(others) > 1 else ''}"
         print(f"{NAME}: {number} in the folders given not read, by name: {first} ...", file=sys.stderr)
-    return write_datasets(run_of(options, paths), executor_of(options), terminal_progress)
+    run = run_of(options, paths)
+    datasets = write_datasets(run, executor_of(options), terminal_progress)
+    tokenizer = load_tokenizers(run.tokenizer)[0]
+    print(f"Each document: {template_in_words(run.tokenizer.template(tokenizer), tokenizer)}")
+    return datasets
 
 
 def _build_indexes(dataset: IndexedDataset, options: argparse.Namespace) -> list[tuple[str, SequenceIndex]]:

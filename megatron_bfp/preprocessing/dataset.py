@@ -103,6 +103,9 @@ class _Writing:
         self._remarks: set[str | None] = {None}
         self._joined = [folder.joined_prefix(key) for key in range(len(run.keys))]
         self._tokenizer, _, reason = load_tokenizers(run.tokenizer)
+        self._template = run.tokenizer.template(self._tokenizer)
+        for warning in run.tokenizer.warnings(self._tokenizer):
+            print(f"warning: {warning}", file=sys.stderr, flush=True)
         self._say_once(reason)
 
     def write(self, execute: Executor, progress: Progress) -> list[WrittenDataset]:
@@ -123,7 +126,7 @@ class _Writing:
             datasets = self._publish()
             bad.finalize()
             times["seconds"] = meter.seconds
-        write_summary(run, self._identity, totals, datasets, times)
+        write_summary(run, self._identity, self._tokenizer, totals, datasets, times)
         self._folder.remove()
         return [WrittenDataset(*found, totals.num_bad) for found in zip(datasets, totals.num_empty, strict=True)]
 
@@ -131,7 +134,8 @@ class _Writing:
         """Say why the fast library is not used, for all shards or one."""
         if remark not in self._remarks:
             self._remarks.add(remark)
-            print(f"tokenizing without gigatoken, so more slowly: {remark}", file=sys.stderr, flush=True)
+            line = f"tokenizing without gigatoken: the tokens are the same, but it takes longer. The reason: {remark}"
+            print(line, file=sys.stderr, flush=True)
 
     def _do_shards(self, execute: Executor, meter: Meter, joiner: ShardJoiner) -> int:
         """Write all shards that are not done; returns their number."""
@@ -203,10 +207,10 @@ class _Writing:
     def _finish(self, joiner: ShardJoiner, progress: Progress) -> None:
         """Join what is not yet joined, and check the datasets."""
         joiner.finish(progress)
-        eod = self._tokenizer.eod if self._run.tokenizer.append_eod else None
+        eod = self._tokenizer.eod if self._template.ends_in(self._tokenizer.eod) else None
         try:
             for prefix in self._joined:
-                verify_documents(prefix, self._tokenizer.vocab_size, eod, progress)
+                verify_documents(prefix, self._tokenizer.vocab_size, eod, progress, self._template)
         except IndexedDatasetError:
             self._folder.remove()  # its shards would give the same again
             raise

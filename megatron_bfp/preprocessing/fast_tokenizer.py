@@ -14,8 +14,14 @@ from typing import Any
 import numpy as np
 
 from ..errors import BFPError
-from .tokenizer_descriptions import NoDescription, described_otherwise, description
-from .tokenizer_interface import Tokenizer, TokenizingError
+from .tokenizer_descriptions import (
+    NoDescription,
+    described_otherwise,
+    description,
+    normalization,
+    unknown_token,
+)
+from .tokenizer_interface import Tokenizer, TokenizingError, first_line, is_from_library
 from .tokenizer_probes import probes
 
 FEWEST_CHARACTERS, MOST_CHARACTERS = 1 << 26, 1 << 31
@@ -38,28 +44,46 @@ class FastTokenizer(Tokenizer):
         reference: whose ids it gives.
         load: gigatoken's tokenizer of the same vocabulary, a new one at each call.
         left_out: finds what the backend does not know; texts that contain it are encoded by the reference.
+        prepare: changes a text into the one that the backend is given.
+        unknown: id of what is not in the vocabulary. The backend then numbers that from ``vocab_size`` on, and the
+            reference writes a single ``unknown`` for a run of it. None if there are tokens for everything.
     """
 
-    def __init__(self, reference: Tokenizer, load: Callable[[], Any], left_out: re.Pattern[str] | None = None) -> None:
-        self._left_out = left_out
+    def __init__(
+        self,
+        reference: Tokenizer,
+        load: Callable[[], Any],
+        left_out: re.Pattern[str] | None = None,
+        prepare: Callable[[str], str] | None = None,
+        unknown: int | None = None,
+    ) -> None:
+        self._left_out, self._prepare, self._unknown = left_out, prepare, unknown
         self._reference = reference
         self._load = load
         self._renew()
-        self.path, self.vocab_size, self.eod = reference.path, reference.vocab_size, reference.eod
+        self.path, self.vocab_size = reference.path, reference.vocab_size
+        self.eod, self.bos = reference.eod, reference.bos
+        self.library_adds_before = reference.library_adds_before
+        self.library_adds_after = reference.library_adds_after
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """As ``Tokenizer.encode_batch``. What gigatoken cannot encode, the reference encodes or refuses."""
         if self._remembers_too_much():
-            self._renew()
+            try:
+                self._renew()
+            except BaseException as error:  # the reference encodes then
+                if not is_from_library(error):
+                    raise
         return [self._encode(text) for text in texts]
 
     def _encode(self, text: str) -> np.ndarray:
-        if self._left_out is None or not self._left_out.search(text):
-            try:
-                return self.encode_without_reference(text)
-            except BaseException as error:
-                if not _is_from_library(error):
-                    raise
+        try:
+            prepared = self._prepare(text) if self._prepare else text
+            if self._left_out is None or not self._left_out.search(prepared):
+                return self._encode_prepared(prepared)
+        except BaseException as error:
+            if not is_from_library(error):
+                raise
         return self._reference.encode_batch([text])[0]
 
     def encode_without_reference(self, text: str) -> np.ndarray:
@@ -69,9 +93,13 @@ class FastTokenizer(Tokenizer):
         Raises:
             Whatever gigatoken raises. A panic of its Rust code is not derived from Exception.
         """
+        return self._encode_prepared(self._prepare(text) if self._prepare else text)
+
+    def _encode_prepared(self, text: str) -> np.ndarray:
         self._encoded += len(text)
         # Text by text: a batch is no faster, and its ids would have to be taken apart.
-        return self._backend.encode(text).view(np.int32)
+        ids = self._backend.encode(text).view(np.int32)
+        return ids if self._unknown is None else _with_unknown(ids, self.vocab_size, self._unknown)
 
     def _renew(self) -> None:
         """A backend without words. Each remembers all it has met, 80 bytes for a word, for as long as it lives."""
@@ -95,8 +123,8 @@ class FastTokenizer(Tokenizer):
         for place, (ids, wanted_ids) in enumerate(zip(found, wanted, strict=True)):
             if not np.array_equal(ids, wanted_ids):
                 raise DifferentIds(
-                    f"--tokenizer-model {self.path}: the fast tokenizer differs from the reference in text {place} of "
-                    f"{len(texts)}, {len(texts[place])} characters long, at token {_first_difference(ids, wanted_ids)}"
+                    f"{self.path}: gigatoken's tokens differ from its own library's in text {place} of {len(texts)}, "
+                    f"{len(texts[place])} characters long, at token {_first_difference(ids, wanted_ids)}"
                 )
 
     def reserved_texts(self) -> list[str]:
@@ -113,6 +141,16 @@ class FastTokenizer(Tokenizer):
         return self._reference.unique_identifiers
 
 
+def _with_unknown(ids: np.ndarray, vocab_size: int, unknown: int) -> np.ndarray:
+    """``ids`` with one ``unknown`` for each run of ids from ``vocab_size`` on."""
+    is_unknown = ids >= vocab_size
+    if not is_unknown.any():
+        return ids
+    is_first = is_unknown.copy()
+    is_first[1:] &= ~is_unknown[:-1]
+    return np.where(is_unknown, np.int32(unknown), ids)[~is_unknown | is_first]
+
+
 def load_fast_tokenizer(reference: Tokenizer) -> FastTokenizer:
     """A tokenizer that gives the reference's ids in less time.
 
@@ -126,25 +164,26 @@ def load_fast_tokenizer(reference: Tokenizer) -> FastTokenizer:
     texts = list(probes(reference))
     try:
         described = json.dumps(description(reference))
-        fast = FastTokenizer(reference, lambda: gigatoken_rs.load_hf_json(described), described_otherwise(reference))
+        fast = FastTokenizer(
+            reference,
+            lambda: gigatoken_rs.load_hf_json(described),
+            described_otherwise(reference),
+            normalization(reference),
+            unknown_token(reference),
+        )
         for text in texts:
             fast.encode_without_reference(text)
     except NoDescription as error:
         raise NoFastTokenizer(str(error)) from None
     except BaseException as error:
-        if not _is_from_library(error):
+        if not is_from_library(error):
             raise
-        raise NoFastTokenizer(f"gigatoken cannot run it: {_first_line(error)}") from None
+        raise NoFastTokenizer(f"gigatoken cannot run it: {first_line(error)}") from None
     try:
         fast.check(texts)
     except (DifferentIds, TokenizingError) as error:
-        raise NoFastTokenizer(f"it cannot take its place: {error}") from None
+        raise NoFastTokenizer(f"gigatoken's tokens differ from those of its own library ({error})") from None
     return fast
-
-
-def _is_from_library(error: BaseException) -> bool:
-    """Whether it is gigatoken's: a panic of its Rust code is not derived from Exception."""
-    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
 def _resident_bytes() -> int:
@@ -154,10 +193,6 @@ def _resident_bytes() -> int:
             return int(file.read().split()[1]) * PAGESIZE
     except OSError:
         return 0
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).split("\n")[0]
 
 
 def _first_difference(ids: np.ndarray, wanted: np.ndarray) -> int:

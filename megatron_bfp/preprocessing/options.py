@@ -2,7 +2,8 @@
 
 import argparse
 import os
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 from ..command_line import Parser
@@ -21,6 +22,12 @@ from .tokenizers import TOKENIZER_TYPES, TokenizerOptions
 NAME = "preprocess_bfp"
 EXECUTORS = ("processes", "ray")
 LARGEST_SHARD_COUNT = 99_999
+OF_TIKTOKEN = ("tiktoken_pattern", "tiktoken_num_special_tokens", "tiktoken_special_tokens", "vocab_size")
+OF_INPUT = (
+    *("json_keys", "tokenizer_type", "tokenizer_model", "eod_token", "append_eod", "bos_token", "append_bos"),
+    *("workers", "skip_bad_documents", "executor", "ray_address", *OF_TIKTOKEN),
+)
+OF_INDEX = ("split", "max_documents_per_sequence")
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -61,6 +68,13 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     source.add_argument("--eod-token", metavar="TEXT", help="the end-of-document token, where the tokenizer names none")
     source.add_argument("--append-eod", action="store_true", help="end every document with the EOD token")
+    source.add_argument("--bos-token", metavar="TEXT", help="the token that --append-bos writes, where none is named")
+    source.add_argument(
+        "--append-bos",
+        action=argparse.BooleanOptionalAction,
+        help="begin every document with the BOS token, or do not (default: as Megatron's own tool does with this "
+        "tokenizer, which is printed)",
+    )
     source.add_argument("--workers", type=int, default=1, metavar="N", help="processes that tokenize (default: 1)")
     source.add_argument(
         "--skip-bad-documents", action="store_true", help=f"leave them out and list them in OUT{BAD_DOCUMENTS_SUFFIX}"
@@ -105,7 +119,37 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     index.add_argument("--max-documents-per-sequence", type=int, metavar="N", help="default: no limit")
     options = parser.parse_args(argv)
     _check(options)
+    given = [name for name, value in vars(options).items() if value != parser.get_default(name)]
+    for line in without_effect(options, given):
+        print(f"{parser.prog}: warning: {line}", file=sys.stderr, flush=True)
     return options
+
+
+def without_effect(options: argparse.Namespace, given: Sequence[str]) -> Iterator[str]:
+    """A line for each option that is given and changes nothing.
+
+    Args:
+        given: names of the options that are not as they are by default.
+    """
+    for name in given:
+        where = _needed_for(name, options)
+        if where:
+            yield f"--{name.replace('_', '-')} has no effect here: it is for {where}"
+
+
+def _needed_for(name: str, options: argparse.Namespace) -> str | None:
+    """The option without which an option changes nothing, if that is not given."""
+    if name in OF_INPUT and not options.input:
+        return "--input"
+    if name == "output_prefix" and options.indexed:
+        return "--input and --merge"
+    if name in OF_TIKTOKEN and options.tokenizer_type != "TikTokenizer":
+        return "--tokenizer-type TikTokenizer"
+    if name == "ray_address" and options.executor != "ray":
+        return "--executor ray"
+    if name in OF_INDEX and not options.seq_length:
+        return "--seq-length, which --merge takes when it joins the parts"
+    return None
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -178,6 +222,8 @@ def run_of(options: argparse.Namespace, paths: Sequence[str]) -> Run:
         options.eod_token,
         options.append_eod,
         _tiktoken_options(options),
+        options.bos_token,
+        options.append_bos,
     )
     part = None if options.shard_index is None else (options.shard_index, options.shard_count)
     return Run(

@@ -9,18 +9,20 @@ thread while it computes the next, so that its core has something to do.
 
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple
 
 from ..errors import InputError
+from .tokenizer_interface import first_line
 
 ATTEMPTS = 3
 """How often a task is tried whose process is killed."""
@@ -49,7 +51,13 @@ def run_in_processes(
     """
     if workers == 1:
         for task in tasks:
-            yield task, function(task, report)()
+            try:
+                result = function(task, report)()
+            except BaseException as error:
+                if not is_panic(error):
+                    raise
+                raise portable(error, task) from None
+            yield task, result
         return
     pool: list[_Worker] = []
     try:
@@ -165,24 +173,40 @@ def _work(function: Function, connection: Connection) -> None:
                 return
             try:
                 finish = function(task, answers.add)
-            except Exception as error:
+            except BaseException as error:
+                if not isinstance(error, Exception) and not is_panic(error):
+                    raise
                 finish = partial(_raise, error)
             answers.send_parts()
             if finishing is not None:
                 finishing.result()  # of the task before: no more than one waits for the disk
             answers.send("computed")
-            finishing = thread.submit(_finish, finish, answers)
+            finishing = thread.submit(_finish, finish, answers, task)
 
 
-def _raise(error: Exception) -> None:
+def _raise(error: BaseException) -> None:
     raise error
 
 
-def _finish(finish: Callable[[], Any], answers: "_Answers") -> None:
+def is_panic(error: BaseException) -> bool:
+    """Whether it is an error that ``except Exception`` lets pass and nobody asked for: a panic of Rust code."""
+    return not isinstance(error, (Exception, KeyboardInterrupt, SystemExit, GeneratorExit))
+
+
+def portable(error: BaseException, task: Any) -> Exception:
+    """An error that another process can raise: this one, or one of ours that tells what it says."""
+    if isinstance(error, Exception):
+        with suppress(Exception):  # of classes that cannot be pickled, or not be made again
+            pickle.loads(pickle.dumps(error))
+            return error
+    return InputError(f"{task}: {type(error).__name__}: {first_line(error)}")
+
+
+def _finish(finish: Callable[[], Any], answers: "_Answers", task: Any) -> None:
     try:
         result = finish()
-    except Exception as error:
-        answers.send("raised", error)
+    except BaseException as error:
+        answers.send("raised", portable(error, task))
     else:
         answers.send("done", result)
 

@@ -6,7 +6,7 @@ from itertools import islice
 from typing import Any
 
 from ..errors import InputError, OptionError
-from .processes import ATTEMPTS, Function
+from .processes import ATTEMPTS, Function, is_panic, portable
 
 LOCAL = "local"
 """The address of a cluster that is started on this machine for the time of the call."""
@@ -88,5 +88,7 @@ def _do(function: Function, task: Any) -> tuple[str, Any, list[Any]]:
     parts: list[Any] = []
     try:
         return "done", function(task, parts.append)(), parts
-    except Exception as error:
-        return "raised", error, []
+    except BaseException as error:
+        if not isinstance(error, Exception) and not is_panic(error):
+            raise
+        return "raised", portable(error, task), []

@@ -59,12 +59,15 @@ class Run:
             InputError: an input is not there.
         """
         options = self.tokenizer
+        template = options.template(tokenizer)
         identity = {
             "version": __version__,
             "inputs": [[path, *_size_and_time(path)] for path in self.paths],
             "json_keys": list(self.keys),
             "tokenizer": [options.tokenizer_type, tokenizer.unique_identifiers, asdict(options.tiktoken)],
             "append_eod": options.append_eod,
+            "document_begins_with": template.before,
+            "document_ends_with": template.after,
             "part": self.part,
         }
         return json.loads(json.dumps(identity))  # as it is read from a file

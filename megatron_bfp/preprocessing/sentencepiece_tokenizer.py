@@ -13,7 +13,8 @@ import numpy as np
 
 from ..errors import OptionError
 from .long_texts import encode_in_parts
-from .tokenizer_interface import Tokenizer, TokenizingError, has_no_eod
+from .tokenizer_files import not_of_type
+from .tokenizer_interface import Tokenizer, TokenizingError, first_line, has_no_eod, library_errors
 
 MARKER = re.compile(r"<[^\s>]*\w[^\s>]*>|\[[^\s\]]*\w[^\s\]]*\]")
 BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
@@ -26,60 +27,88 @@ BYTE_PAIRS = 2
 class SentencePieceTokenizer(Tokenizer):
     """A SentencePiece model.
 
+    Attributes:
+        is_bpe: whether it merges pairs.
+        has_bytes: whether there are pieces for the bytes of characters that are in no piece.
+        unknown: the id of such characters, if there are none.
+
     Args:
         path: of the ``.model`` file.
         eod_token: the piece that ends a document. Without it the model's own end of a sentence is taken.
         needs_eod: whether it is an error that there is none.
+        bos_token: the piece that begins a document. Without it the model's own begin of a sentence is taken.
 
     Raises:
         OptionError: there is no such file, it is no such model, or there is no EOD.
     """
 
-    def __init__(self, path: str, eod_token: str | None = None, needs_eod: bool = True) -> None:
+    def __init__(
+        self, path: str, eod_token: str | None = None, needs_eod: bool = True, *, bos_token: str | None = None
+    ) -> None:
         try:
             from sentencepiece import SentencePieceProcessor
         except ImportError:
             raise OptionError("the sentencepiece package is missing: pip install 'megatron-bfp[preprocess]'") from None
         content = self._read(path)
-        try:
+        with library_errors(lambda error: not_of_type(path, content, "SentencePieceTokenizer", error)):
             self._types = [piece.type for piece in _pieces(content)]
             library = SentencePieceProcessor()
             library.LoadFromSerializedProto(content)
             if not self._types or len(self._types) != library.GetPieceSize():
                 raise ValueError("it holds no pieces")
-        except Exception as error:  # the library raises RuntimeError, and others for what is no protocol buffer
-            raise OptionError(f"--tokenizer-model {path}: not a SentencePiece model: {error}") from None
         self._texts = [library.IdToPiece(number) for number in range(len(self._types))]
         self.vocab_size = len(self._types)
         self.eod = self._find_eod(library.eos_id(), eod_token, needs_eod)
+        self.bos = self._find("--bos-token", bos_token, library.bos_id())
         # Unigram models weigh the ways through a whole text, with sums that lose digits in a long one.
-        self._is_local = _model_type(content) == BYTE_PAIRS
+        self.is_bpe = _model_type(content) == BYTE_PAIRS
+        self.has_bytes = BYTE in self._types
+        self.unknown = library.unk_id()
         self._library = SentencePieceProcessor()
         self._library.LoadFromSerializedProto(self.document_model())
         if needs_eod and self._types[self.eod] not in (CONTROL, USER_DEFINED):
             raise self._eod_is_in_texts(self._texts[self.eod])
 
     def _find_eod(self, eos: int, eod_token: str | None, needs_eod: bool) -> int | None:
-        if eod_token is not None:
-            if eod_token not in self._texts:
-                raise OptionError(f"--eod-token {eod_token!r}: not in the vocabulary of {self.path}")
-            return self._texts.index(eod_token)
-        if eos < 0 and needs_eod:
+        eod = self._find("--eod-token", eod_token, eos)
+        if eod is None and needs_eod:
             raise has_no_eod(self.path)
-        return eos if eos >= 0 else None
+        return eod
+
+    def _find(self, option: str, token: str | None, of_model: int) -> int | None:
+        """The id of the token that an option names, else the model's own, None if that is negative."""
+        if token is None:
+            return of_model if of_model >= 0 else None
+        if token not in self._texts:
+            raise OptionError(f"{option} {token!r}: not in the vocabulary of {self.path}")
+        return self._texts.index(token)
 
     def _markers(self) -> set[int]:
         """The user-defined pieces that a text must not become."""
         numbers = self._places(USER_DEFINED)
-        return {number for number in numbers if number == self.eod or MARKER.fullmatch(self._texts[number])}
+        return {n for n in numbers if n in (self.eod, self.bos) or MARKER.fullmatch(self._texts[n])}
 
     def _places(self, wanted: int) -> list[int]:
         """Ids of the pieces of a type."""
         return [number for number, kind in enumerate(self._types) if kind == wanted]
 
-    def document_model(self) -> bytes:
-        """The serialised model for a document's text: markers are control pieces."""
-        return _with_control_pieces(self._content, self._markers())
+    def document_model(self, byte_fallback: bool = False) -> bytes:
+        """The serialised model for a document's text: markers are control pieces.
+
+        Args:
+            byte_fallback: say in it that characters without a piece are written as bytes.
+        """
+        model = _with_control_pieces(self._content, self._markers())
+        return _with_byte_fallback(model) if byte_fallback else model
+
+    @property
+    def changes_texts(self) -> bool:
+        """Whether the model does more to a text than to write spaces in its own way, and one at the front."""
+        return _changes_texts(self._content)
+
+    def normalize(self, text: str) -> str:
+        """The text as the model sees it, with spaces in its own way."""
+        return self._library.Normalize(text)
 
     def user_defined_texts(self) -> list[str]:
         """User-defined pieces that are no markers, as the model writes them."""
@@ -88,13 +117,11 @@ class SentencePieceTokenizer(Tokenizer):
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """As ``Tokenizer.encode_batch``."""
-        return encode_in_parts(texts, self._encode) if self._is_local else self._encode(texts)
+        return encode_in_parts(texts, self._encode) if self.is_bpe else self._encode(texts)
 
     def _encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        try:
+        with library_errors(lambda error: TokenizingError(first_line(error))):
             found = self._library.Encode(list(texts), out_type=int, num_threads=1)
-        except Exception as error:
-            raise TokenizingError(str(error)) from None
         return [np.array(ids, dtype=np.int32) for ids in found]
 
     def reserved_texts(self) -> list[str]:
@@ -139,6 +166,27 @@ def _model_type(content: bytes) -> int:
         if number == 2:
             found = next((value for field, value, _, _ in _fields(content, *span) if field == 3), found)
     return found
+
+
+def _changes_texts(content: bytes) -> bool:
+    """Of a serialised ``ModelProto``: whether the message in its field 3 has a table of characters (field 2) or removes
+    white space (field 4, which it does where the file says nothing)."""
+    has_table, removes_spaces = False, True
+    for number, _, _, span in _fields(content, 0, len(content)):
+        if number == 3:
+            for field, value, _, (begin, end) in _fields(content, *span):
+                has_table = has_table or (field == 2 and end > begin)
+                removes_spaces = bool(value) if field == 4 else removes_spaces
+    return has_table or removes_spaces
+
+
+def _with_byte_fallback(content: bytes) -> bytes:
+    """The model with field 35 of the message in its field 2 set. Of messages that are there twice, the last counts."""
+    spec = b"".join(
+        content[begin:end] for number, _, _, (begin, end) in _fields(content, 0, len(content)) if number == 2
+    )
+    spec += _varint(35 << 3) + b"\x01"
+    return content + bytes([2 << 3 | 2]) + _varint(len(spec)) + spec
 
 
 def _with_control_pieces(content: bytes, numbers: set[int]) -> bytes:

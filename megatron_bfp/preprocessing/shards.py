@@ -199,14 +199,14 @@ def _fill(
     os.makedirs(folder)
     library = "gigatoken" if isinstance(tokenizer, FastTokenizer) else type(tokenizer).__name__
     record = ShardRecord.empty(len(work.keys), len(shard.pieces), library, remark)
-    dtype = optimal_dtype(tokenizer.vocab_size)
+    dtype, template = optimal_dtype(tokenizer.vocab_size), work.tokenizer.template(tokenizer)
     with ExitStack() as stack:
         paths = [os.path.join(folder, str(key)) for key in range(len(work.keys))]
         writers = [stack.enter_context(IndexedDatasetWriter(path, dtype)) for path in paths]
         for number, piece in enumerate(shard.pieces):
             share_before = 0.0
             for batch, share in read_batches(piece, work.keys):
-                found = tokenize(batch, work.keys, tokenizer, work.tokenizer.append_eod)
+                found = tokenize(batch, work.keys, tokenizer, template)
                 _compare(tokenizer, found)
                 for writer, texts in zip(writers, found.texts, strict=True):
                     writer.add(texts.tokens, texts.lengths)

@@ -14,6 +14,8 @@ from .inputs import SUMMARY_SUFFIX
 from .run import Run
 from .run_folder import read_json
 from .shards import ShardRecord
+from .special_tokens import token_names
+from .tokenizer_interface import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,12 @@ class Totals:
 
 
 def write_summary(
-    run: Run, identity: dict[str, Any], totals: Totals, datasets: Sequence[IndexedDataset], times: dict[str, float]
+    run: Run,
+    identity: dict[str, Any],
+    tokenizer: Tokenizer,
+    totals: Totals,
+    datasets: Sequence[IndexedDataset],
+    times: dict[str, float],
 ) -> None:
     """Write the summary, when all else is written.
 
@@ -81,8 +88,15 @@ def write_summary(
             "dtype": str(dataset.dtype),
             "bytes": _sizes(dataset.prefix),
         }
+    template = run.tokenizer.template(tokenizer)
     summary = {
         "datasets": described,
+        "each_document": {
+            "begins_with_bos": bool(template.before),
+            "ends_with_eod": template.ends_in(tokenizer.eod),
+            "before": token_names(template.before, tokenizer),
+            "after": token_names(template.after, tokenizer),
+        },
         "bad_documents": totals.num_bad,
         "text_bytes": totals.text_bytes,
         "shards": totals.num_shards,

@@ -16,10 +16,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..errors import OptionError
-from .tokenizer_interface import Tokenizer, TokenizingError, has_no_eod
+from .tokenizer_files import not_of_type
+from .tokenizer_interface import (
+    Tokenizer,
+    TokenizingError,
+    first_line,
+    has_no_eod,
+    is_from_library,
+    library_errors,
+)
 
 MEGATRON_SPECIAL_TOKENS = ("<unk>", "<s>", "</s>", "<mask>", "<pad>", "<cls>", "<sep>")
-MEGATRON_EOD = "</s>"
+MEGATRON_BOS, MEGATRON_EOD = "<s>", "</s>"
 MEGATRON_VOCAB_SIZE = 1 << 17
 
 _CASED_WORDS = (
@@ -86,6 +94,7 @@ class TikTokenizer(Tokenizer):
             ``<|endoftext|>`` if that is a special token.
         needs_eod: whether it is an error that there is none.
         options: pattern and special tokens.
+        bos_token: text of the special token that begins a document. Without it, ``<s>`` in Megatron's form.
 
     Raises:
         OptionError: there is no such file, it is of neither form, an option does not fit it, or there is no EOD.
@@ -97,6 +106,7 @@ class TikTokenizer(Tokenizer):
         eod_token: str | None = None,
         needs_eod: bool = True,
         options: TiktokenOptions = TiktokenOptions(),
+        bos_token: str | None = None,
     ) -> None:
         try:
             import tiktoken
@@ -109,6 +119,10 @@ class TikTokenizer(Tokenizer):
             ranks, special_tokens = _shifted(ranks, options, path)
         else:
             special_tokens = _special_tokens(ranks, options)
+        if not is_json and options != TiktokenOptions(options.pattern, special_tokens=options.special_tokens):
+            self.warning = (
+                f"--tiktoken-num-special-tokens and --vocab-size have no effect: {path} is not of Megatron's form"
+            )
         pattern = options.pattern or ("v2" if is_json else None)
         if pattern is None:
             raise OptionError(
@@ -121,24 +135,23 @@ class TikTokenizer(Tokenizer):
         self._texts = {number: token for token, number in ranks.items()}
         self._texts |= {number: token.encode() for token, number in special_tokens.items()}
         self.vocab_size = max(self._texts) + 1
-        try:
-            # Without special tokens the library cannot find any in a text.
+        # Of the library's regular expressions. Without special tokens it cannot find any in a text.
+        with library_errors(lambda error: OptionError(f"--tiktoken-pattern {pattern}: {first_line(error)}")):
             self._library = tiktoken.Encoding(path, pat_str=self.pattern, mergeable_ranks=ranks, special_tokens={})
-        except Exception as error:  # of the library's regular expressions
-            raise OptionError(f"--tiktoken-pattern {pattern}: {error}") from None
-        self.eod = self._find_eod(eod_token, needs_eod, MEGATRON_EOD if is_json else "<|endoftext|>")
+        self.eod = self._find("--eod-token", eod_token, MEGATRON_EOD if is_json else "<|endoftext|>")
+        self.bos = self._find("--bos-token", bos_token, MEGATRON_BOS if is_json else "<|begin_of_text|>")
+        if self.eod is None and needs_eod:
+            raise has_no_eod(path)
 
-    def _find_eod(self, eod_token: str | None, needs_eod: bool, usual: str) -> int | None:
-        if eod_token is not None and eod_token not in self._ids:
+    def _find(self, option: str, token: str | None, usual: str) -> int | None:
+        """The id of the special token that an option names, else of the usual one, None if there is none."""
+        if token is not None and token not in self._ids:
             known = ", ".join(list(self._ids)[:10]) or "none"
             raise OptionError(
-                f"--eod-token {eod_token!r}: no special token of {self.path}, whose special tokens are {known}; name "
-                "others with --tiktoken-special-tokens"
+                f"{option} {token!r}: no special token of {self.path}, whose special tokens are {known}; name others "
+                "with --tiktoken-special-tokens"
             )
-        found = self._ids.get(eod_token if eod_token is not None else usual)
-        if found is None and needs_eod:
-            raise has_no_eod(self.path)
-        return found
+        return self._ids.get(token if token is not None else usual)
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """As ``Tokenizer.encode_batch``."""
@@ -147,18 +160,18 @@ class TikTokenizer(Tokenizer):
     def _encode(self, text: str) -> np.ndarray:
         try:
             return self._library.encode_to_numpy(text, disallowed_special=()).astype(np.int32)
-        except ValueError:  # its regular expressions run out of stack in long runs of spaces
-            return self._encode_by_pieces(text)
+        except BaseException as error:  # its regular expressions run out of stack in long runs of spaces
+            if not is_from_library(error):
+                raise
+        return self._encode_by_pieces(text)
 
     def _encode_by_pieces(self, text: str) -> np.ndarray:
         """The same ids, with the text split by regular expressions that do not recurse."""
         import regex
 
-        try:
+        with library_errors(lambda error: TokenizingError(first_line(error))):
             pieces = (match.group().encode() for match in regex.finditer(self.pattern, text))
             ids = [number for piece in pieces for number in self._library._encode_single_piece(piece)]
-        except (ValueError, regex.error) as error:
-            raise TokenizingError(str(error)) from None
         return np.array(ids, dtype=np.int32)
 
     def reserved_texts(self) -> list[str]:
@@ -182,9 +195,8 @@ def _ranks(content: bytes, path: str) -> dict[bytes, int]:
                 token, rank = line.split()
                 ranks[base64.b64decode(token, validate=True)] = int(rank)
             except ValueError as error:
-                raise OptionError(
-                    f"--tokenizer-model {path}: line {number} is none of a tiktoken file: {error}"
-                ) from None
+                reason = f"line {number} is none of such a file: {error}"
+                raise not_of_type(path, content, "TikTokenizer", reason) from None
     return _checked(ranks, path)
 
 

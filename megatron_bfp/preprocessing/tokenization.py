@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from .documents import BadDocument, Batch, Record
-from .tokenizer_interface import Tokenizer, TokenizingError
+from .special_tokens import DocumentTemplate
+from .tokenizer_interface import Tokenizer, TokenizingError, first_line
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,7 @@ class TokenizedTexts:
     tokens: np.ndarray
     """int32 [sum of lengths]."""
     lengths: np.ndarray
-    """int64 [documents], EOD included."""
+    """int64 [documents], special tokens included."""
     num_empty: int
     """Texts without a character but white space, or without a token; they are left out."""
 
@@ -35,8 +36,11 @@ class TokenizedBatch:
     """The texts of one of them."""
 
 
-def tokenize(batch: Batch, keys: Sequence[str], tokenizer: Tokenizer, append_eod: bool) -> TokenizedBatch:
+def tokenize(batch: Batch, keys: Sequence[str], tokenizer: Tokenizer, template: DocumentTemplate) -> TokenizedBatch:
     """Parse and tokenize a batch. A document that is bad under one key is bad under all.
+
+    Args:
+        template: the special tokens around each document.
 
     Raises:
         OptionError: a library that the batch needs is not installed.
@@ -46,29 +50,30 @@ def tokenize(batch: Batch, keys: Sequence[str], tokenizer: Tokenizer, append_eod
     for document in batch.records(keys):
         (records if isinstance(document, Record) else bad).append(document)
     num_documents = len(records) + len(bad)
-    eod = tokenizer.eod if append_eod else None
     try:
-        texts = _tokenize_records(records, len(keys), tokenizer, eod)
+        texts = _tokenize_records(records, len(keys), tokenizer, template)
     except TokenizingError:
         records, more_bad = _encodable(records, tokenizer)
         bad = sorted([*bad, *more_bad], key=lambda document: document.place.row or document.place.line)
-        texts = _tokenize_records(records, len(keys), tokenizer, eod)
+        texts = _tokenize_records(records, len(keys), tokenizer, template)
     sample = tuple(records[len(records) // 2].texts) if records else ()
     return TokenizedBatch(texts, tuple(bad), num_documents, sample)
 
 
 def _tokenize_records(
-    records: list[Record], num_keys: int, tokenizer: Tokenizer, eod: int | None
+    records: list[Record], num_keys: int, tokenizer: Tokenizer, template: DocumentTemplate
 ) -> tuple[TokenizedTexts, ...]:
-    return tuple(_tokenize_texts([record.texts[key] for record in records], tokenizer, eod) for key in range(num_keys))
+    return tuple(
+        _tokenize_texts([record.texts[key] for record in records], tokenizer, template) for key in range(num_keys)
+    )
 
 
-def _tokenize_texts(texts: list[str], tokenizer: Tokenizer, eod: int | None) -> TokenizedTexts:
+def _tokenize_texts(texts: list[str], tokenizer: Tokenizer, template: DocumentTemplate) -> TokenizedTexts:
     with_text = [text for text in texts if text and not text.isspace()]
     documents = [document for document in tokenizer.encode_batch(with_text) if len(document)]
-    end = np.array([] if eod is None else [eod], dtype=np.int32)
-    lengths = np.array([len(document) + len(end) for document in documents], dtype=np.int64)
-    tokens = np.concatenate([part for document in documents for part in (document, end)] or [end[:0]])
+    before, after = (np.array(ids, dtype=np.int32) for ids in (template.before, template.after))
+    lengths = np.array([len(before) + len(document) + len(after) for document in documents], dtype=np.int64)
+    tokens = np.concatenate([part for document in documents for part in (before, document, after)] or [before[:0]])
     return TokenizedTexts(tokens, lengths, len(texts) - len(lengths))
 
 
@@ -80,6 +85,5 @@ def _encodable(records: list[Record], tokenizer: Tokenizer) -> tuple[list[Record
             tokenizer.encode_batch(record.texts)
             good.append(record)
         except TokenizingError as error:
-            reason = str(error).strip().split("\n")[0]
-            bad.append(BadDocument(record.place, f"the tokenizer's library cannot encode it: {reason}"))
+            bad.append(BadDocument(record.place, f"the tokenizer's library cannot encode it: {first_line(error)}"))
     return good, bad

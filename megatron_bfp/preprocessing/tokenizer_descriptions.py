@@ -5,7 +5,7 @@ Special tokens are left out of it: their texts are ordinary text in a document.
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import singledispatch
 from typing import Any
 
@@ -84,9 +84,21 @@ def _pairs(tokens: Iterable[bytes]) -> Iterator[tuple[bytes, bytes]]:
 def _(tokenizer: SentencePieceTokenizer) -> dict[str, Any]:
     from gigatoken._load.sentencepiece import sentencepiece_to_tokenizer_json
 
-    described: dict[str, Any] = json.loads(sentencepiece_to_tokenizer_json(tokenizer.document_model()))
-    if tokenizer.user_defined_texts() and _changes_texts(described["normalizer"]):
-        raise NoDescription("its user-defined pieces are looked for after it has changed the text")
+    if not tokenizer.is_bpe:
+        raise NoDescription(
+            "gigatoken runs SentencePiece models of type BPE only, and this is a unigram, word or char one"
+        )
+    described: dict[str, Any] = json.loads(
+        sentencepiece_to_tokenizer_json(tokenizer.document_model(byte_fallback=True))
+    )
+    if normalization(tokenizer):
+        described["normalizer"] = None
+    vocabulary = described["model"]["vocab"]
+    if unknown_token(tokenizer) is not None:
+        of_bytes = {f"<0x{byte:02X}>": tokenizer.vocab_size + byte for byte in range(256)}
+        if not vocabulary.keys().isdisjoint(of_bytes):
+            raise NoDescription("some of its pieces are written as bytes are, but are none")
+        vocabulary |= of_bytes
     # The converter also adds control pieces, and merges that make them out of a text's characters.
     described["added_tokens"] = []
     reserved = set(tokenizer.reserved_texts())
@@ -97,10 +109,25 @@ def _(tokenizer: SentencePieceTokenizer) -> dict[str, Any]:
     return described
 
 
-def _changes_texts(normalizer: dict[str, Any]) -> bool:
-    """Whether a SentencePiece model does more to a text than to write spaces in its own way, and one at the front."""
-    steps = normalizer["normalizers"]
-    return any(step["type"] != "Prepend" and step.get("pattern") != {"String": " "} for step in steps)
+def normalization(tokenizer: Tokenizer) -> Callable[[str], str] | None:
+    """What changes a text before it is encoded with the description; None for nothing.
+
+    SentencePiece's own normalizer, for models that do more to a text than to write spaces in their own way, and one at
+    the front: those of its default training do, and gigatoken's normalizer does other things with some characters.
+    """
+    if isinstance(tokenizer, SentencePieceTokenizer) and tokenizer.changes_texts:
+        return tokenizer.normalize
+    return None
+
+
+def unknown_token(tokenizer: Tokenizer) -> int | None:
+    """The id of the characters that are in no token of a SentencePiece model without bytes; None for other models.
+
+    In the description, such characters are bytes, with ids from the size of the vocabulary on.
+    """
+    if isinstance(tokenizer, SentencePieceTokenizer) and not tokenizer.has_bytes:
+        return tokenizer.unknown
+    return None
 
 
 def described_otherwise(tokenizer: Tokenizer) -> re.Pattern[str] | None:

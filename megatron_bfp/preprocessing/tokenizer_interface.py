@@ -6,13 +6,15 @@ token. Tokenizer libraries do that to special tokens they find in a text, so enc
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from ..errors import OptionError
+from ..errors import BFPError, OptionError
+from .tokenizer_files import read_tokenizer_file
 
 
 class Tokenizer(ABC):
@@ -22,6 +24,10 @@ class Tokenizer(ABC):
         path: of the file it was loaded from.
         vocab_size: the highest token id and one more.
         eod: id of the end-of-document token, None for none.
+        bos: id of the token that begins a document where one is asked for, None for none.
+        library_adds_before, library_adds_after: ids that the library adds to each text when it is called as Megatron's
+            tool calls it. ``encode_batch`` leaves them out; ``special_tokens`` says what is written.
+        warning: what people should know before they tokenize with it, None for nothing.
         pad: always -1, the id Megatron uses for "none": masks come from positions.
     """
 
@@ -29,6 +35,10 @@ class Tokenizer(ABC):
     path: str
     vocab_size: int
     eod: int | None
+    bos: int | None
+    library_adds_before: tuple[int, ...] = ()
+    library_adds_after: tuple[int, ...] = ()
+    warning: str | None = None
     _content: bytes
 
     @abstractmethod
@@ -70,11 +80,7 @@ class Tokenizer(ABC):
 
     def _read(self, path: str) -> bytes:
         self.path = path
-        try:
-            with open(path, "rb") as file:
-                self._content = file.read()
-        except OSError as error:
-            raise OptionError(f"--tokenizer-model {path}: {error.strerror}") from None
+        self._content = read_tokenizer_file(path)
         return self._content
 
     def _eod_is_in_texts(self, text: str) -> OptionError:
@@ -92,6 +98,31 @@ class Tokenizer(ABC):
 
 class TokenizingError(Exception):
     """A text that a tokenizer's library cannot encode. Its message is the library's."""
+
+
+@contextmanager
+def library_errors(replaced_by: Callable[[BaseException], Exception]) -> Iterator[None]:
+    """Raise what a tokenizer's library raises, panics of its Rust code included, as ``replaced_by`` makes of it."""
+    try:
+        yield
+    except (BFPError, TokenizingError):
+        raise
+    except BaseException as error:
+        if not is_from_library(error):
+            raise
+        raise replaced_by(error) from None
+
+
+def is_from_library(error: BaseException) -> bool:
+    """Whether an error is a library's. A panic of Rust code (``pyo3_runtime.PanicException``) is no Exception."""
+    if isinstance(error, MemoryError):
+        return False
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, shortened to a line."""
+    return (str(error).strip() or type(error).__name__).split("\n")[0]
 
 
 def has_no_eod(path: str) -> OptionError:

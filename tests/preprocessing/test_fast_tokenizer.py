@@ -24,19 +24,27 @@ from megatron_bfp.preprocessing.tokenizer_probes import PROBES, probes  # noqa: 
 from megatron_bfp.preprocessing.tokenizers import load_tokenizer  # noqa: E402
 from preprocessing.conftest import EOD  # noqa: E402
 
-KINDS = ("huggingface", "sentencepiece", "plain sentencepiece", "tiktoken", "megatron tiktoken")
+KINDS = (
+    *("huggingface", "sentencepiece", "plain sentencepiece", "default sentencepiece", "changed sentencepiece"),
+    *("tiktoken", "megatron tiktoken"),
+)
 SOURCES = [path.read_text() for path in sorted((ROOT / "megatron_bfp").rglob("*.py"))]
 
 
 @pytest.fixture(scope="session")
 def references(tokenizer_file, sentencepiece_file, train_sentencepiece, tiktoken_file, megatron_tiktoken_file):
-    """The SentencePiece models with user-defined pieces as Gemma's, and without as Llama's."""
+    """The SentencePiece models with user-defined pieces as Gemma's, without as Llama's, as the library trains them by
+    default (without bytes, with its own rules for characters), and so with user-defined pieces."""
     unchanged = {"normalization_rule_name": "identity", "remove_extra_whitespaces": False}
     gpt2 = TiktokenOptions("gpt2", special_tokens=(EOD, "<|pad|>"))
     return {
         "huggingface": load_tokenizer("HuggingFaceTokenizer", tokenizer_file, EOD),
         "sentencepiece": load_tokenizer("SentencePieceTokenizer", sentencepiece_file),
         "plain sentencepiece": load_tokenizer("SentencePieceTokenizer", train_sentencepiece(**unchanged)),
+        "default sentencepiece": load_tokenizer("SentencePieceTokenizer", train_sentencepiece(byte_fallback=False)),
+        "changed sentencepiece": load_tokenizer(
+            "SentencePieceTokenizer", train_sentencepiece(user_defined_symbols=["self.", "<|im_end|>", "fi"])
+        ),
         "tiktoken": load_tokenizer("TikTokenizer", tiktoken_file, tiktoken=gpt2),
         "megatron tiktoken": load_tokenizer("TikTokenizer", megatron_tiktoken_file),
     }
@@ -128,22 +136,52 @@ def test_user_defined_pieces_are_the_reference_s(pairs):
     assert used == ["no such", "[INST] <|im_end|>", "last"]
 
 
-@pytest.mark.parametrize("options", [{"model_type": "unigram"}, {"byte_fallback": False}])
-def test_sentencepiece_models_without_a_fast_tokenizer(options, train_sentencepiece):
-    reference = load_tokenizer("SentencePieceTokenizer", train_sentencepiece(**options))
-    with pytest.raises(NoFastTokenizer, match="cannot run it: only"):
+def test_sentencepiece_models_without_a_fast_tokenizer(train_sentencepiece):
+    reference = load_tokenizer("SentencePieceTokenizer", train_sentencepiece(model_type="unigram"))
+    with pytest.raises(NoFastTokenizer, match="SentencePiece models of type BPE only, and this is a unigram"):
         load_fast_tokenizer(reference)
 
 
-def test_a_sentencepiece_normalization_that_gigatoken_does_otherwise(train_sentencepiece):
-    """The library's own rules for characters: gigatoken's result differs for combining marks."""
-    with pytest.raises(NoFastTokenizer, match="it cannot take its place"):
-        load_fast_tokenizer(load_tokenizer("SentencePieceTokenizer", train_sentencepiece()))
+def test_fault_C10_a_sentencepiece_model_of_default_training_is_fast(pairs):
+    """Its normalizer changes characters and removes spaces, and what is in no piece is unknown, once for a run."""
+    reference, fast = pairs["default sentencepiece"]
+    unknown = reference.unknown
+    texts = [
+        "a\U0001f600\U0001f601b",
+        "\U0001f600 \U0001f600",
+        "ﬁle  n\u0303\t x ",
+        "\U0001f600",
+        "",
+        " ",
+        "\0a\0\0 \0",
+    ]
+    assert not differs(fast, reference, texts)
+    found = [ids.tolist() for ids in fast.encode_batch(texts[:2])]
+    assert [ids.count(unknown) for ids in found] == [1, 2]
+    used = []
+    watched = FastTokenizer(
+        reference,
+        lambda: Backend(fast._backend, lambda text: used.append(text) or text),
+        prepare=reference.normalize,
+        unknown=unknown,
+    )
+    assert not differs(watched, reference, texts)
+    assert len(used) == len(texts)  # and none by the reference
+    assert used[2] == "\u2581file\u2581\xf1\u2581x"
 
 
-def test_user_defined_pieces_in_a_text_that_the_model_changes(train_sentencepiece):
-    path = train_sentencepiece(user_defined_symbols=["self."])
-    with pytest.raises(NoFastTokenizer, match="user-defined pieces are looked for after it has changed the text"):
+def test_user_defined_pieces_in_a_text_that_the_model_changes(pairs):
+    """They are looked for in the changed text, and not changed themselves."""
+    reference, fast = pairs["changed sentencepiece"]
+    texts = ["self.\ufb01", "a self. b", "ﬁ", "fi", "x <|im_end|> y", "\uff53elf.", "other"]
+    assert not differs(fast, reference, texts)
+    prepared = [reference.normalize(text) for text in texts]
+    assert [fast._left_out.search(text) is not None for text in prepared] == [True] * 4 + [False, True, False]
+
+
+def test_pieces_that_look_like_bytes(train_sentencepiece):
+    path = train_sentencepiece(byte_fallback=False, user_defined_symbols=["<0x41>"])
+    with pytest.raises(NoFastTokenizer, match="written as bytes are"):
         load_fast_tokenizer(load_tokenizer("SentencePieceTokenizer", path))
 
 
@@ -177,7 +215,7 @@ def test_other_ids_are_found(pairs, monkeypatch):
     monkeypatch.setattr(
         gigatoken.gigatoken_rs, "load_hf_json", lambda description: Backend(fast._backend, change), raising=True
     )
-    with pytest.raises(NoFastTokenizer, match="it cannot take its place"):
+    with pytest.raises(NoFastTokenizer, match="gigatoken's tokens differ from those of its own library"):
         load_fast_tokenizer(reference)
 
 

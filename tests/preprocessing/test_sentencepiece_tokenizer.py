@@ -91,3 +91,16 @@ def test_decoding_refuses_another_vocabulary_s_tokens(sentencepiece_file):
     for number in (600, -1):
         with pytest.raises(OptionError, match=f"has no token {number}"):
             SentencePieceTokenizer(sentencepiece_file).decode([5, number])
+
+
+def test_a_user_defined_piece_named_as_bos_stays_text(train_sentencepiece):
+    path = train_sentencepiece(user_defined_symbols=["self."])
+    named = SentencePieceTokenizer(path, bos_token="self.")
+    assert (named.bos, SentencePieceTokenizer(path).bos) == (3, 1)
+    text = "def self.path"
+    assert 3 in SentencePieceTokenizer(path).encode_batch([text])[0]
+    (ids,) = named.encode_batch([text])
+    assert 3 not in ids and named.decode(ids) == " " + text
+    with pytest.raises(OptionError, match="--bos-token 'no such': not in the vocabulary"):
+        SentencePieceTokenizer(path, bos_token="no such")
+    assert SentencePieceTokenizer(train_sentencepiece(bos_id=-1)).bos is None

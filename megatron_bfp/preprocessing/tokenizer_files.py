@@ -1,0 +1,103 @@
+"""Reading a tokenizer's file, and what to say where it is not there or not of the type that was named."""
+
+import json
+import os
+import re
+import shlex
+
+from ..errors import OptionError
+
+FORMS = {
+    "HuggingFaceTokenizer": "a Hugging Face tokenizer",
+    "SentencePieceTokenizer": "a SentencePiece model",
+    "TikTokenizer": "a tiktoken vocabulary",
+}
+"""Tokenizer type -> what its file is."""
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+SENTENCEPIECE_START = re.compile(rb"\x0a[\x00-\x7f]\x0a", re.DOTALL)
+"""Of a serialised ``ModelProto``: a short field 1, the first piece, which begins with its field 1, the text."""
+TIKTOKEN_LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d+\r?\n")
+
+
+def read_tokenizer_file(path: str) -> bytes:
+    """The content of a tokenizer's file.
+
+    Raises:
+        OptionError: it cannot be read.
+    """
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except FileNotFoundError:
+        raise OptionError(f"--tokenizer-model {path}: No such file or folder{_hub_hint(path)}") from None
+    except IsADirectoryError:
+        raise OptionError(f"--tokenizer-model {path}: is a folder; give the tokenizer's file{_in(path)}") from None
+    except OSError as error:
+        raise OptionError(f"--tokenizer-model {path}: {error.strerror}") from None
+
+
+def file_in_folder(folder: str) -> str:
+    """The path of a folder's ``tokenizer.json``.
+
+    Raises:
+        OptionError: it holds none.
+    """
+    path = os.path.join(folder, "tokenizer.json")
+    if not os.path.exists(path):
+        raise OptionError(f"--tokenizer-model {folder}: the folder holds no tokenizer.json{_advice(folder)}")
+    return path
+
+
+def not_of_type(path: str, content: bytes, tokenizer_type: str, error: object) -> OptionError:
+    """What to raise where a file is not of the form that a tokenizer type reads.
+
+    Args:
+        error: what the type's library says.
+    """
+    other = type_of(content)
+    is_other = other not in (None, tokenizer_type)
+    hint = f"; it is {FORMS[other]}: give --tokenizer-type {other}" if is_other else f": {error}"
+    return OptionError(f"--tokenizer-model {path}: not {FORMS[tokenizer_type]}{hint}")
+
+
+def type_of(content: bytes) -> str | None:
+    """The tokenizer type that reads a file; None if that is not seen."""
+    if SENTENCEPIECE_START.match(content):
+        return "SentencePieceTokenizer"
+    if TIKTOKEN_LINE.match(content):
+        return "TikTokenizer"
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError):
+        return None
+    if isinstance(found, list) and found and isinstance(found[0], dict) and "token_bytes" in found[0]:
+        return "TikTokenizer"
+    if isinstance(found, dict) and isinstance(found.get("model"), dict) and "vocab" in found["model"]:
+        return "HuggingFaceTokenizer"
+    return None
+
+
+def _hub_hint(path: str) -> str:
+    if not HUB_NAME.fullmatch(path) or os.path.splitext(path)[1] in (".json", ".model", ".tiktoken"):
+        return ""
+    return (
+        ". Names of the Hugging Face Hub are not looked up; if it is one, download it and give the folder: "
+        f"hf download {path} --include 'tokenizer*' --local-dir {os.path.basename(path)}"
+    )
+
+
+def _in(folder: str) -> str:
+    names = sorted(name for name in os.listdir(folder) if name.endswith((".model", ".tiktoken")))
+    return f", {os.path.join(folder, names[0])}" if names else ""
+
+
+def _advice(folder: str) -> str:
+    """How to come by a ``tokenizer.json``, from what the folder has instead."""
+    names = set(os.listdir(folder))
+    models = sorted(name for name in names if name.endswith(".model"))
+    if models:
+        return f"; --tokenizer-type SentencePieceTokenizer reads its {os.path.join(folder, models[0])}"
+    if {"vocab.json", "merges.txt"} <= names:
+        code = f"from transformers import AutoTokenizer as T; T.from_pretrained({folder!r}).save_pretrained({folder!r})"
+        return f"; make one of its vocab.json and merges.txt: python -c {shlex.quote(code)}"
+    return ""
