@@ -25,7 +25,7 @@ def check_save(folder: str, checkpoint_bytes: int = 0) -> None:
         OptionError: it cannot be written, or has less room than that.
     """
     try:
-        os.makedirs(folder, exist_ok=True)
+        _make(folder)
         _write_and_remove(folder)
     except (FileExistsError, NotADirectoryError):
         raise OptionError(f"--save {folder}: not a folder; a file is in the way: {_file_in_the_way(folder)}") from None
@@ -47,6 +47,16 @@ def check_save(folder: str, checkpoint_bytes: int = 0) -> None:
 def smallest_checkpoint(num_parameters: int) -> int:
     """Bytes that a checkpoint takes at least: each weight and Adam's two averages in fp32."""
     return 12 * num_parameters
+
+
+def _make(folder: str) -> None:
+    """Make a folder and those above it, and force their names to disk."""
+    above = os.path.dirname(os.path.abspath(folder))
+    if not os.path.isdir(folder):
+        if not os.path.isdir(above):
+            _make(above)
+        os.makedirs(folder, exist_ok=True)
+        sync_file(above)
 
 
 def _write_and_remove(folder: str) -> None:
