@@ -95,6 +95,11 @@ def _make_mark(folder: str) -> str:
     return path
 
 
-@functools.cache
 def _patient_group() -> distributed.ProcessGroup:
+    return _patient_group_of(distributed.group.WORLD)
+
+
+@functools.cache
+def _patient_group_of(world: distributed.ProcessGroup) -> distributed.ProcessGroup:
+    """One for each world: a process may leave one and join another."""
     return distributed.new_group(backend="gloo", timeout=LONGEST_WAIT)
