@@ -82,7 +82,7 @@ class Log:
         tensorboard_dir: folder of TensorBoard's events.
 
     Raises:
-        InputError: the file cannot be written.
+        InputError: the file or the folder cannot be written.
         OptionError: TensorBoard is not installed.
     """
 
@@ -98,7 +98,10 @@ class Log:
                 from torch.utils.tensorboard import SummaryWriter
             except ImportError:
                 raise OptionError("--tensorboard-dir needs tensorboard: pip install tensorboard") from None
-            self._writer = SummaryWriter(tensorboard_dir)
+            try:
+                self._writer = SummaryWriter(tensorboard_dir)
+            except OSError as error:
+                raise InputError(f"--tensorboard-dir {tensorboard_dir}: {error.strerror}") from None
 
     def write(self, event: str, iteration: int, values: dict[str, Any]) -> None:
         """One event, such as "train": its numbers. What is not a number is null in the file, as JSON has it."""

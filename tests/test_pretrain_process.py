@@ -1,7 +1,7 @@
 """How a rank ends: its processes, and the other ranks, within seconds. Processes without torch stand for ranks.
 
-Each test starts processes that work with ``run_rank`` as ranks do; what they do is a few lines of code. They have a name
-in their environment, by which all that are left are found.
+Each test starts processes that work with ``run_rank`` as ranks do, on a few lines of code. They have a name in their
+environment, by which all that are left are found.
 """
 
 import os
