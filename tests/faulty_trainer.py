@@ -76,7 +76,7 @@ if rank == os.environ["RANK"]:
     elif moment == "dataset":
         pretrain_data._check_data = strike
     elif moment == "load":
-        pretrain_gpt.load_checkpoint = strike
+        pretrain_gpt.find_checkpoint = strike
     else:
         torch.save = in_a_write(torch.save)
 sys.exit(pretrain_gpt.start())

@@ -1,11 +1,13 @@
 """Parts of long runs that need no launcher: which checkpoint is complete, what it may be resumed with, and signals."""
 
+import errno
 import json
 import os
 import signal
 import subprocess
 import sys
 
+import psutil
 import pytest
 from conftest import ROOT
 
@@ -66,6 +68,69 @@ def test_a_checkpoint_that_is_not_complete_is_skipped_by_name(checkpoint, monkey
     found = pretrain_checkpoints._latest(str(whole.parent))
     assert found.path == str(whole)
     assert len(lines) == 1 and lines[0].startswith(f"--load {whole.parent}: skipped {spoilt}: {problem}")
+
+
+def test_the_latest_checkpoint_is_that_of_the_highest_number(checkpoint):
+    for name in ("iter_9999999", "iter_10000000", "iter_0000001"):
+        folder = checkpoint(name)
+    assert pretrain_checkpoints._latest(str(folder.parent)).path.endswith("iter_10000000")
+
+
+def test_checkpoints_are_removed_by_number_too(checkpoint, monkeypatch):
+    monkeypatch.setattr(pretrain_checkpoints, "log", lambda line: None)
+    for name in ("iter_9999998", "iter_9999999", "iter_10000000", "iter_10000001", "iter_10000002_universal"):
+        folder = checkpoint(name)
+    (folder.parent / "iter_9999999" / "complete.json").unlink()
+    pretrain_checkpoints._remove_older(str(folder.parent), 10_000_001, 2)
+    left = ["iter_10000000", "iter_10000001", "iter_10000002_universal", "iter_9999999"]
+    assert sorted(os.listdir(folder.parent)) == left
+    for _ in range(2):
+        pretrain_checkpoints._remove_older(str(folder.parent), 10_000_001, 1)
+    assert sorted(os.listdir(folder.parent)) == left[1:]
+    pretrain_checkpoints._remove_older(str(folder.parent), 10_000_000, 1)
+    assert sorted(os.listdir(folder.parent)) == left[1:]
+
+
+def test_a_folder_that_cannot_be_listed_is_one_error(checkpoint, monkeypatch):
+    folder = checkpoint("iter_0000003").parent
+
+    def stale(path):
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    monkeypatch.setattr(pretrain_checkpoints.os, "listdir", stale)
+    with pytest.raises(InputError, match=f"--load {folder}: cannot be read: Stale file handle"):
+        pretrain_checkpoints._latest(str(folder))
+
+
+def test_fault_C02_a_conversion_ends_with_its_trainer():
+    """The first has no trainer any more when it starts; the trainer of the second is killed."""
+    script = ROOT / "examples" / "convert_checkpoint.py"
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "examples")])
+    environment = os.environ | {"PYTHONPATH": paths, "CONVERTED_FOR": "1"}
+    assert subprocess.run([sys.executable, str(script)], env=environment, capture_output=True).returncode == 1
+    # a conversion that waits, in place of one that works, with a process of its own
+    code = "import os, runpy, subprocess, sys, types\n"
+    code += "if sys.argv[1:] != ['convert']:\n"
+    code += "    environment = os.environ | {'CONVERTED_FOR': str(os.getpid())}\n"
+    code += "    subprocess.run([sys.executable, '-c', os.environ['CODE'], 'convert'], env=environment)\n"
+    code += "sys.modules['torch'] = types.ModuleType('torch')\n"
+    code += "import multiprocessing, time\n"
+    code += "try:\n"
+    code += f"    runpy.run_path({str(script)!r})\n"
+    code += "except AttributeError:\n"  # of a torch that is none
+    code += "    os.fork()\n"
+    code += "    os.write(1, b'%d\\n' % os.getpid())\n"
+    code += "    time.sleep(600)\n"
+    trainer = subprocess.Popen(
+        [sys.executable, "-c", code], env=environment | {"CODE": code}, stdout=subprocess.PIPE, text=True
+    )
+    both = [psutil.Process(int(trainer.stdout.readline())) for _ in range(2)]
+    trainer.kill()
+    trainer.wait()
+    _, alive = psutil.wait_procs(both, timeout=5)
+    for process in alive:
+        process.kill()
+    assert not alive
 
 
 def test_an_empty_or_missing_folder_has_no_checkpoint(tmp_path):

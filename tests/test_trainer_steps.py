@@ -24,6 +24,7 @@ from pretrain_data import GlobalOrderSampler, build_train_dataset, micro_batches
 from pretrain_engine import build_engine, engine_config, initialize_distributed, set_batch_sizes  # noqa: E402
 from pretrain_gpt import learning_rate, train_step  # noqa: E402
 from pretrain_model import build_model  # noqa: E402
+from pretrain_process import complete_environment  # noqa: E402
 from pretrain_resume import DataHistory, describe_run  # noqa: E402
 from torch.nn.functional import cross_entropy  # noqa: E402
 from trainer_in_process import SmallTokenizer, alone, command_line, run_trainer  # noqa: E402
@@ -61,6 +62,7 @@ class Trainer:
 
     def __init__(self, prefix, *options):
         self.options = parse_arguments(command_line(prefix, "--eod-mask-loss", *HYPERPARAMETERS, *options))
+        complete_environment()
         initialize_distributed(self.options)
         self.accumulation = set_batch_sizes(self.options)
         self.dataset = build_train_dataset(self.options, SmallTokenizer())
@@ -335,6 +337,7 @@ def test_fault_C11_the_time_that_is_left_is_that_of_recent_steps(monkeypatch):
     monkeypatch.setattr(pretrain_gpt.time, "perf_counter", lambda: next(clock))
     options = parse_arguments(command_line("data", "--train-iters", 100))
     with alone():
+        complete_environment()
         initialize_distributed(options)
         meter = pretrain_gpt.Meter(options, 1)
         for num_steps, iteration, seconds_per_step, seconds_left in ((2, 2, 5.0, 98 * 5.0), (10, 12, 2.0, 88 * 2.5)):

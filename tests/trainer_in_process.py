@@ -10,7 +10,6 @@ import deepspeed
 import pretrain_gpt
 from megatron.core import parallel_state
 from megatron_helpers import Tokenizer
-from pretrain_process import complete_environment
 from pretrain_signals import STOP_SIGNALS
 from torch import distributed
 
@@ -42,13 +41,12 @@ def leave_world():
 
 @contextlib.contextmanager
 def alone():
-    """This process as the only rank of a world, which it enters as the trainer does."""
+    """This process as if no launcher had started it; worlds that it enters are left afterwards."""
     before, handlers = dict(os.environ), {number: signal.getsignal(number) for number in STOP_SIGNALS}
     leave_world()
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
         os.environ.pop(name, None)
     try:
-        complete_environment()
         yield
     finally:
         leave_world()

@@ -20,8 +20,23 @@ SECONDS = 10
 AT_ONCE = 4
 """Launches. They import for longer than they train."""
 LAUNCHERS = {
-    "deepspeed": ["deepspeed", "--num_gpus", "2", "--master_port", "PORT"],
-    "torchrun": ["torchrun", "--nproc-per-node", "2", "--master-port", "PORT"],
+    "deepspeed": ["deepspeed", "--num_gpus", "2", "--master_port", "A_PORT"],
+    "torchrun": ["torchrun", "--nproc-per-node", "2", "--master-port", "A_PORT"],
+}
+BY_HAND = {
+    "no launcher": [
+        "bash",
+        "-c",
+        """
+    for rank in 0 1; do
+        RANK=$rank LOCAL_RANK=$rank WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=A_PORT python "$@" &
+        ranks+=($!)
+    done
+    for rank in "${ranks[@]}"; do wait "$rank" || status=1; done
+    exit "${status:-0}"
+""",
+        "bash",
+    ]
 }
 HALF_WRITTEN = "iter_0000002/zero_pp_rank_1_mp_rank_00_optim_states.pt"
 ACCIDENTS = {
@@ -54,9 +69,9 @@ class Crash:
         folder.mkdir()
         name, moment = uuid.uuid4().hex, folder / "moment"
         environment = ENVIRONMENT | {"FAULT": fault, "FAULT_TIME": str(moment), "NAME_OF_RUN": name}
-        command = [part.replace("PORT", str(free_port())) for part in LAUNCHERS[launcher]]
+        command = [part.replace("A_PORT", str(free_port())) for part in (LAUNCHERS | BY_HAND)[launcher]]
         options = ("--num-workers", 2, "--zero-stage", 1, "--save", folder / "saved", "--save-interval", 2)
-        options += ("--eval-interval", 3)
+        options += ("--eval-interval", 3, "--load", folder / "saved")
         command += trainer(corpus, *options, train_iters=1000, script="tests/faulty_trainer.py")
         run = BackgroundRun(command, folder / "log", corpus, environment)
         try:
@@ -88,8 +103,8 @@ def processes_of(name):
     return found
 
 
-def crash_all(corpus, folder, accidents):
-    kinds = [(launcher, name) for launcher in LAUNCHERS for name in accidents]
+def crash_all(corpus, folder, accidents, launchers=tuple(LAUNCHERS)):
+    kinds = [(launcher, name) for launcher in launchers for name in accidents]
     with ThreadPoolExecutor(AT_ONCE) as pool:
         found = [
             pool.submit(Crash, corpus, folder / str(i), kind[0], accidents[kind[1]]) for i, kind in enumerate(kinds)
@@ -119,4 +134,10 @@ def test_fault_C02_an_accident_ends_all_processes(crashes, launcher, accident):
 @pytest.mark.slow
 def test_fault_C02_rarer_accidents_end_all_processes(corpus, tmp_path):
     for (launcher, accident), crash in crash_all(corpus, tmp_path, RARER).items():
+        check(crash, launcher, accident)
+
+
+@pytest.mark.slow
+def test_fault_C02_without_a_launcher_accidents_end_all_processes_too(corpus, tmp_path):
+    for (launcher, accident), crash in crash_all(corpus, tmp_path, ACCIDENTS | RARER, tuple(BY_HAND)).items():
         check(crash, launcher, accident)
