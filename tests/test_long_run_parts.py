@@ -4,8 +4,10 @@ import errno
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -14,10 +16,12 @@ from conftest import ROOT
 pytest.importorskip("deepspeed")
 
 import pretrain_checkpoints  # noqa: E402
+import pretrain_ranks  # noqa: E402
+import pretrain_signals  # noqa: E402
 import torch  # noqa: E402
 from pretrain_arguments import parse_arguments  # noqa: E402
 from pretrain_checkpoints import Checkpoint, SavedRun, check_options, convert, open_checkpoint  # noqa: E402
-from pretrain_ranks import on_first_rank  # noqa: E402
+from pretrain_ranks import check_shared, on_each_node, on_first_rank  # noqa: E402
 from pretrain_signals import STOP_SIGNALS, StopRequest, leave_signals_to_the_trainer  # noqa: E402
 from torch import distributed  # noqa: E402
 
@@ -117,7 +121,7 @@ def test_fault_C02_a_conversion_ends_with_its_trainer():
     code += "import multiprocessing, time\n"
     code += "try:\n"
     code += f"    runpy.run_path({str(script)!r})\n"
-    code += "except AttributeError:\n"  # of a torch that is none
+    code += "except ImportError:\n"  # of a torch that is none
     code += "    os.fork()\n"
     code += "    os.write(1, b'%d\\n' % os.getpid())\n"
     code += "    time.sleep(600)\n"
@@ -193,6 +197,29 @@ def test_processes_that_read_samples_ignore_signals(one_rank):
     leave_signals_to_the_trainer(0)
     for number in STOP_SIGNALS:
         os.kill(os.getpid(), number)
+
+
+def test_fault_C02_processes_that_read_samples_die_with_their_trainer(monkeypatch, one_rank):
+    parents = []
+    monkeypatch.setattr(pretrain_signals, "die_with_parent", parents.append)
+    monkeypatch.setattr(pretrain_signals.multiprocessing, "parent_process", lambda: SimpleNamespace(pid=42))
+    leave_signals_to_the_trainer(0)
+    assert parents == [42]
+
+
+def test_fault_C03_a_folder_that_a_node_cannot_write_or_see_is_named(one_rank, tmp_path, monkeypatch):
+    check_shared(str(tmp_path))
+    on_each_node(lambda: None)
+
+    def err():
+        raise OptionError("--save there: cannot be written")
+
+    with pytest.raises(OptionError, match=rf"--save there: cannot be written \(node {socket.gethostname()}\)"):
+        on_each_node(err)
+    monkeypatch.setattr(pretrain_ranks.os.path, "exists", lambda path: False)
+    with pytest.raises(OptionError, match=f"--save {tmp_path}: node {socket.gethostname()} does not see it"):
+        check_shared(str(tmp_path))
+    assert os.listdir(tmp_path) == []
 
 
 def test_rank_0_works_and_errs_for_all(one_rank):

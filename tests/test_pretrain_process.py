@@ -144,6 +144,7 @@ def ranks(tmp_path):
         ("sys.exit('a text')", 1, "a text"),
         ("os.close(2); raise RuntimeError", 1, ""),
         ("return 143", 143, ""),
+        ("signal.signal(signal.SIGCHLD, lambda *_: 1 / 0); return 3", 3, ""),  # as DataLoader's, of a worker's end
         ("return", 0, ""),
     ],
 )
@@ -181,6 +182,18 @@ def test_fault_C02_other_ranks_end_with_a_lost_one(ranks, lost, accident, status
     for rank, (found_status, errors) in enumerate(found):
         assert found_status == (status if rank == lost else others[rank][0]), found
         assert (others[rank][1] in errors) == (rank == 0 != lost)  # once on each node
+
+
+def test_fault_C02_a_lost_rank_is_noticed_also_if_a_process_of_it_is_left(ranks):
+    """One that nothing of ours ends, and that was forked with the connections."""
+    run = ranks(
+        "if rank:\n    if os.fork() == 0:\n        mark('left'); time.sleep(4); os._exit(0)\n    wait_for('left')\n    "
+        "os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(600)",
+        2,
+    )
+    run.wait_for("left")
+    assert run.processes[0].wait(3) == 1
+    run.end()
 
 
 def test_fault_C02_an_error_of_all_ranks_is_told_by_each_itself(ranks):

@@ -9,9 +9,12 @@ import pytest
 
 pytest.importorskip("deepspeed")
 
+import pretrain_resume  # noqa: E402
 from conftest import documents_of, write  # noqa: E402
 from launching import steps  # noqa: E402
 from pretrain_checkpoints import reading  # noqa: E402
+from pretrain_data import Origin  # noqa: E402
+from pretrain_resume import DataHistory  # noqa: E402
 from trainer_in_process import SmallTokenizer, run_trainer  # noqa: E402
 
 from megatron_bfp import OptionError  # noqa: E402
@@ -158,6 +161,21 @@ def test_fault_A12_an_order_that_changed_for_any_other_reason_is_refused(data, s
         resumed(saved, *blend_of(data, 0.5, 0.5))
     status, output = resumed(saved, *blend_of(data, 0.5, 0.5), "--override-checkpoint-args")
     assert status == 0 and "the order of samples is another one than before; samples consumed so far: 4 of" in output
+
+
+def test_fault_A12_the_order_is_looked_at_in_all_parts_of_what_was_consumed(monkeypatch):
+    history = DataHistory({"corpora": [{"prefix": "data"}]}, dataset=None)
+
+    def digest(changed, num_samples=1000):
+        origin = lambda _, sample: Origin("data", -1 if sample in changed else sample, [sample])  # noqa: E731
+        monkeypatch.setattr(pretrain_resume, "origin_of", origin)
+        return history.order(num_samples)
+
+    same = digest([])
+    for changed in ([0], [999], range(450, 550), range(900, 1000)):
+        assert digest(changed) != same
+    assert digest([1000]) == same
+    assert digest([0], num_samples=1) != digest([], num_samples=1) and history.order(0)
 
 
 def test_fault_A12_with_concatenation_the_number_of_epochs_decides_the_order(data, tmp_path):

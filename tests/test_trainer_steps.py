@@ -8,6 +8,7 @@ gradients are, but for its epsilon, which is large here for that reason.
 import json
 import os
 import re
+from collections import namedtuple
 
 import pytest
 
@@ -16,6 +17,7 @@ pytest.importorskip("deepspeed")
 
 import pretrain_checkpoints  # noqa: E402
 import pretrain_gpt  # noqa: E402
+import save_folder  # noqa: E402
 from conftest import documents_of, write  # noqa: E402
 from disk_order import watched_disk  # noqa: E402
 from launching import steps  # noqa: E402
@@ -366,3 +368,21 @@ def test_fault_C03_the_room_of_a_checkpoint_is_known_before_it_is_made(saved):
     least = pretrain_checkpoints.smallest_of(trainer.options, SmallTokenizer.vocab_size)
     written = sum(os.path.getsize(folder / "iter_0000001" / name) for name in os.listdir(folder / "iter_0000001"))
     assert 0.7 * written < least < written
+
+
+def test_fault_C03_a_folder_without_room_stops_the_run_before_anything_is_built(prefix, tmp_path, monkeypatch):
+    monkeypatch.setattr(pretrain_gpt, "build_train_dataset", lambda *_: pytest.fail("too late"))
+    usage = namedtuple("usage", "total free")(10**12, 100_000)
+    monkeypatch.setattr(save_folder.shutil, "disk_usage", lambda folder: usage)
+    with pytest.raises(BFPError, match="has 0.0 GB free, a checkpoint takes at least"):
+        run_trainer(prefix, "--save", tmp_path / "saved")
+
+
+def test_inner_folders_of_a_checkpoint_are_forced_too(tmp_path):
+    inner = tmp_path / "inner" / "most"
+    inner.mkdir(parents=True)
+    (inner / "file").write_bytes(b"x")
+    with watched_disk() as disk:
+        pretrain_checkpoints._sync(str(tmp_path))
+    order = [path for _, path in disk.events]
+    assert order == [str(inner / "file"), str(inner), str(inner.parent), str(tmp_path)]
