@@ -3,10 +3,17 @@
 Usage: python convert_checkpoint.py --input_folder CKPT/iter_0001000 --output_folder CKPT/iter_0001000_universal
 """
 
+import os
 from typing import Any
 
-import torch
-from deepspeed.checkpoint import ds_to_universal
+from pretrain_process import die_with_parent
+
+if trainer := os.environ.get("CONVERTED_FOR"):  # process id of the rank that waits: nothing is left of its run
+    die_with_parent(int(trainer))
+    os.register_at_fork(after_in_child=lambda: die_with_parent(os.getppid()))
+
+import torch  # noqa: E402
+from deepspeed.checkpoint import ds_to_universal  # noqa: E402
 
 load = torch.load
 

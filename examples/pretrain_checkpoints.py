@@ -9,19 +9,25 @@ a number of ranks; for another number it is converted into DeepSpeed's universal
 """
 
 import argparse
+import contextlib
 import dataclasses
+import fcntl
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 from deepspeed.checkpoint import constants
 from megatron.core import parallel_state
-from pretrain_ranks import log, on_first_rank
+from pretrain_ranks import log, on_first_rank, timestamp
+from pretrain_resume import OVERRIDE, DataHistory, differences
+from save_folder import smallest_checkpoint
 from torch import distributed
 
 from megatron_bfp.errors import InputError, OptionError
@@ -42,6 +48,8 @@ class SavedRun:
     data_parallel_size: int
     tensor_model_parallel_size: int
     zero_stage: int
+    data: dict[str, Any] | None = None
+    """What decides data and model, and what was consumed (``DataHistory.at``); None if its version recorded nothing."""
 
 
 class Checkpoint(NamedTuple):
@@ -53,43 +61,117 @@ class Checkpoint(NamedTuple):
     """The folder of its conversion for this run's number of ranks, if it had to be converted."""
 
 
-def save_checkpoint(engine: Any, options: argparse.Namespace, iteration: int) -> None:
-    """Save everything a run needs to go on as if it had not stopped. Call it on all ranks."""
+def smallest_of(options: argparse.Namespace, vocab_size: int) -> int:
+    """Bytes that a checkpoint of these options takes at least, before the model is built."""
+    groups = options.num_query_groups if options.group_query_attention else options.num_attention_heads
+    hidden, heads = options.hidden_size, options.num_attention_heads
+    attention = 2 * hidden * hidden + 2 * hidden * hidden * groups // heads
+    layer = attention + 3 * hidden * options.ffn_hidden_size
+    return smallest_checkpoint(options.num_layers * layer + 2 * vocab_size * hidden)
+
+
+def save_checkpoint(engine: Any, options: argparse.Namespace, iteration: int, history: DataHistory) -> None:
+    """Save everything a run needs to go on as if it had not stopped, then remove checkpoints that are older than the
+    ``--keep-last``. Call it on all ranks."""
+    start = time.monotonic()
     name = f"iter_{iteration:07d}"
     path = os.path.join(options.save, name)
-    saved = SavedRun(
-        iteration=iteration,
-        consumed_samples=iteration * options.global_batch_size,
-        global_batch_size=options.global_batch_size,
-        data_parallel_size=parallel_state.get_data_parallel_world_size(),
-        tensor_model_parallel_size=parallel_state.get_tensor_model_parallel_world_size(),
-        zero_stage=engine.zero_optimization_stage(),
-    )
+    consumed_samples = iteration * options.global_batch_size
     if distributed.get_rank() == 0:
         _remove(path)  # files of another number of ranks would mix with ours
     distributed.barrier()
     state = {constants.UNIVERSAL_CHECKPOINT_INFO: _tensor_parallel_layout(engine.module)}
     engine.save_checkpoint(options.save, tag=name, client_state=state, save_latest=False)
+    distributed.barrier()  # all ranks have written
     if os.environ.get("LOCAL_RANK", "0") == "0":  # each node has its own files to bring to disk
         _sync(path)
     distributed.barrier()
     if distributed.get_rank() == 0:
-        content = dataclasses.asdict(saved) | {"files": _sizes(path)}
-        write_whole(os.path.join(path, COMPLETE), json.dumps(content, indent=1).encode())
-        sync_file(path)
-        write_whole(os.path.join(options.save, "latest"), name.encode())
+        saved = SavedRun(
+            iteration=iteration,
+            consumed_samples=consumed_samples,
+            global_batch_size=options.global_batch_size,
+            data_parallel_size=parallel_state.get_data_parallel_world_size(),
+            tensor_model_parallel_size=parallel_state.get_tensor_model_parallel_world_size(),
+            zero_stage=engine.zero_optimization_stage(),
+            data=history.at(consumed_samples),
+        )
+        _complete(path, saved)
+        if options.keep_last:
+            _remove_older(options.save, iteration, options.keep_last)
     distributed.barrier()  # a rank that ended before could make its launcher kill rank 0
-    log(f"saved {path}")
+    log(f"saved {path} in {time.monotonic() - start:.1f} s | {timestamp()}")
 
 
-def find_checkpoint(options: argparse.Namespace) -> Checkpoint | None:
-    """The latest complete checkpoint of ``--load``, converted if other ranks than ours saved it. Call it on all ranks.
+def _complete(path: str, saved: SavedRun) -> None:
+    """Declare a checkpoint complete, whose files are on disk, and the latest: each on disk before the next."""
+    folder = os.path.dirname(path)
+    sync_file(folder)
+    content = dataclasses.asdict(saved) | {"files": _sizes(path)}
+    write_whole(os.path.join(path, COMPLETE), json.dumps(content, indent=1).encode())
+    sync_file(path)
+    write_whole(os.path.join(folder, "latest"), os.path.basename(path).encode())
+    sync_file(folder)
+
+
+def _remove_older(folder: str, iteration: int, number: int) -> None:
+    """Remove the complete checkpoints before that of ``iteration``, but for the last ones, so that ``number`` are left
+    with it. One that another process loads stays until the next time."""
+    names, complete = _iterations(folder), []
+    for older in sorted(found for found in names if found < iteration):
+        with contextlib.suppress(InputError):
+            complete.append(open_checkpoint(os.path.join(folder, names[older])).path)
+    for path in complete[: max(0, len(complete) - (number - 1))]:
+        with _lock(path, fcntl.LOCK_EX) as is_free:
+            if not is_free:
+                log(f"kept {path}, which another process reads")
+                continue
+            try:
+                _remove(path)
+                log(f"removed {path} (--keep-last {number})")
+            except OSError as error:
+                log(f"{path} could not be removed (--keep-last {number}): {error}")
+
+
+@contextlib.contextmanager
+def _lock(path: str, kind: int) -> Iterator[bool]:
+    """Lock a checkpoint's folder without waiting: shared while it is read, exclusive while it is removed.
+
+    Yields:
+        False where another process holds a lock that forbids it. A file system without locks forbids nothing.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        is_free = True
+        try:
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            is_free = False
+        except OSError:
+            pass
+        yield is_free
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def reading(path: str) -> Iterator[None]:
+    """Keep a checkpoint from being removed by another run while it is read."""
+    with _lock(path, fcntl.LOCK_SH):
+        yield
+
+
+def find_checkpoint(options: argparse.Namespace, description: dict[str, Any]) -> Checkpoint | None:
+    """The latest complete checkpoint of ``--load``. Call it on all ranks.
+
+    Args:
+        description: of this run, by ``describe_run``.
 
     Returns:
         None where there is none.
 
     Raises:
-        OptionError: it does not fit the options, cannot be converted, or a rank does not see it.
+        OptionError: it does not fit the options, or a rank does not see it.
     """
     if options.load is None:
         return None
@@ -99,11 +181,76 @@ def find_checkpoint(options: argparse.Namespace) -> Checkpoint | None:
         return None
     _check_visible(found.path)
     check_options(found.path, found.saved, options)
+    check_description(found.path, found.saved, description, options.override_checkpoint_args)
+    return found
+
+
+def check_description(path: str, saved: SavedRun, description: dict[str, Any], override: bool) -> None:
+    """Check that a run goes on with the data and the model of a checkpoint, or says that it is not to.
+
+    Raises:
+        OptionError: it does neither.
+    """
+    if saved.data is None:
+        log(
+            f"--load {path}: saved by a version that did not record its data; make sure that --data-path, --split, "
+            "--seq-length and --seed are those of its run"
+        )
+        return
+    changes = "; ".join(differences(saved.data, description))
+    if not changes:
+        return
+    if not override:
+        raise OptionError(
+            f"--load {path}: it was saved with {changes}; resume with what it was saved with, or give {OVERRIDE} to "
+            "go on with this: some samples may then be seen twice and others never"
+        )
+    log(f"{OVERRIDE}: {path} was saved with {changes}")
+    log(f"{OVERRIDE}: {_consumed(saved)}; the run goes on at sample {saved.consumed_samples:,} of the new order")
+
+
+def _consumed(saved: SavedRun) -> str:
+    counts = ", ".join(f"{count:,} of {prefix}" for prefix, count in saved.data["consumed"].items())
+    return f"samples consumed so far: {counts}"
+
+
+def continue_history(
+    options: argparse.Namespace, description: dict[str, Any], dataset: Any, checkpoint: Checkpoint | None
+) -> DataHistory:
+    """The history of a run that begins, or goes on from a checkpoint in the same order. Call it on all ranks.
+
+    Raises:
+        OptionError: the order of samples has changed.
+    """
+    if checkpoint is None or checkpoint.saved.data is None:
+        return DataHistory(description, dataset)
+    saved = checkpoint.saved
+    same_order = on_first_rank(lambda: DataHistory(description, dataset).order(saved.consumed_samples))
+    is_same = same_order == saved.data["order"]
+    if not is_same and not options.override_checkpoint_args:
+        also = " (with --data-impl mmap, --train-iters may change it)" if options.data_impl == "mmap" else ""
+        raise OptionError(
+            f"--load {checkpoint.path}: the order of samples is another one than that of its run{also}; resume with "
+            f"the options and the version that saved it, or give {OVERRIDE} to go on with this order: some samples may "
+            "then be seen twice and others never"
+        )
+    if not is_same:
+        log(f"{OVERRIDE}: the order of samples is another one than before; {_consumed(saved)}")
+    return DataHistory(description, dataset, saved.consumed_samples, saved.data["consumed"])
+
+
+def convert_for_ranks(options: argparse.Namespace, checkpoint: Checkpoint | None) -> Checkpoint | None:
+    """Convert a checkpoint that another number of ranks has saved than is to load it. Call it on all ranks.
+
+    Raises:
+        OptionError: it cannot be converted.
+    """
     replicas = parallel_state.get_data_parallel_world_size()
-    if not found.saved.zero_stage or found.saved.data_parallel_size == replicas:
-        return found
-    log(f"converting {found.path}, saved by {found.saved.data_parallel_size} data-parallel ranks, for {replicas}")
-    return found._replace(universal=on_first_rank(lambda: convert(found, options.save or options.load)))
+    if not checkpoint or not checkpoint.saved.zero_stage or checkpoint.saved.data_parallel_size == replicas:
+        return checkpoint
+    ranks = checkpoint.saved.data_parallel_size
+    log(f"converting {checkpoint.path}, saved by {ranks} data-parallel ranks, for {replicas}")
+    return checkpoint._replace(universal=on_first_rank(lambda: convert(checkpoint, options.save or options.load)))
 
 
 def load_checkpoint(engine: Any, checkpoint: Checkpoint) -> None:
@@ -115,8 +262,11 @@ def load_checkpoint(engine: Any, checkpoint: Checkpoint) -> None:
     """
     decays = [group["weight_decay"] for group in engine.optimizer.param_groups]
     folder, name = os.path.split(checkpoint.universal or checkpoint.path)
-    if engine.load_checkpoint(folder, tag=name)[0] is None:
-        raise InputError(f"--load {checkpoint.path}: DeepSpeed found nothing in it for rank {distributed.get_rank()}")
+    with reading(checkpoint.path):
+        if engine.load_checkpoint(folder, tag=name)[0] is None:
+            raise InputError(
+                f"--load {checkpoint.path}: DeepSpeed found nothing in it for rank {distributed.get_rank()}"
+            )
     # from a universal checkpoint, ZeRO 3 gives all groups the values of the first, and one tensor as count of steps
     for group, decay in zip(engine.optimizer.param_groups, decays, strict=True):
         group["weight_decay"] = decay
@@ -193,13 +343,9 @@ def convert(checkpoint: Checkpoint, folder: str) -> str:
     environment = {name: value for name, value in os.environ.items() if name not in LAUNCHER_VARIABLES}
     command = [sys.executable, os.path.join(os.path.dirname(__file__), "convert_checkpoint.py")]
     command += ["--input_folder", checkpoint.path, "--output_folder", output]
-    done = subprocess.run(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=environment | {"CUDA_VISIBLE_DEVICES": ""},
-    )
+    environment |= {"CUDA_VISIBLE_DEVICES": "", "CONVERTED_FOR": str(os.getpid())}
+    with reading(checkpoint.path):
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
     if done.returncode:
         reason = (done.stdout.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
         raise InputError(
@@ -212,8 +358,7 @@ def convert(checkpoint: Checkpoint, folder: str) -> str:
 
 def _latest(folder: str) -> Checkpoint | None:
     """The complete checkpoint of the highest iteration. Prints a line for each later folder that is not complete."""
-    names = os.listdir(folder) if os.path.isdir(folder) else []
-    iterations = {int(match[1]): name for name in names if (match := FOLDER_NAME.fullmatch(name))}
+    iterations = _iterations(folder)
     for iteration in sorted(iterations, reverse=True):
         path = os.path.join(folder, iterations[iteration])
         try:
@@ -221,6 +366,19 @@ def _latest(folder: str) -> Checkpoint | None:
         except InputError as error:
             log(f"--load {folder}: skipped {path}: {error}")
     return None
+
+
+def _iterations(folder: str) -> dict[int, str]:
+    """The names of a folder's checkpoints, complete or not, by iteration.
+
+    Raises:
+        InputError: the folder cannot be read.
+    """
+    try:
+        names = os.listdir(folder) if os.path.isdir(folder) else []
+    except OSError as error:
+        raise InputError(f"--load {folder}: cannot be read: {error.strerror}") from None
+    return {int(match[1]): name for name in names if (match := FOLDER_NAME.fullmatch(name))}
 
 
 def _check_visible(path: str) -> None:
@@ -267,9 +425,11 @@ def _files(path: str) -> list[str]:
 
 
 def _sync(path: str) -> None:
-    for file in _files(path):
-        sync_file(file)
-    sync_file(path)
+    """Force a checkpoint's files and folders to disk, inner ones first."""
+    for folder, _, names in os.walk(path, topdown=False):
+        for name in names:
+            sync_file(os.path.join(folder, name))
+        sync_file(folder)
 
 
 def _sizes(path: str) -> dict[str, int]:

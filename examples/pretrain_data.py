@@ -18,7 +18,7 @@ from pretrain_signals import leave_signals_to_the_trainer
 from torch.utils.data import DataLoader, Dataset
 
 from megatron_bfp import BFPGPTDataset, BFPGPTDatasetConfig
-from megatron_bfp.errors import OptionError
+from megatron_bfp.errors import BFPError, OptionError
 from megatron_bfp.index_format import document_range
 from megatron_bfp.indexed_dataset import IndexedDataset
 
@@ -194,7 +194,11 @@ def micro_batches(
     dataset: Dataset, sampler: Iterable[list], num_workers: int, device: torch.device
 ) -> Iterator[dict[str, torch.Tensor]]:
     """Micro-batches: tokens, labels, loss_mask, position_ids [b, L] on ``device``; cu_seqlens [b, L + 1] on the host,
-    where attention reads it."""
+    where attention reads it.
+
+    Raises:
+        BFPError: a dataset cannot be read, also in a worker.
+    """
     loader = DataLoader(
         dataset,
         batch_sampler=sampler,
@@ -202,12 +206,23 @@ def micro_batches(
         pin_memory=device.type == "cuda",
         worker_init_fn=leave_signals_to_the_trainer,
     )
-    for batch in loader:
+    for batch in _one_line_errors(loader):
         cu_seqlens = batch.pop("cu_seqlens", None)
         if cu_seqlens is None:
             cu_seqlens = _one_segment_a_row(batch["tokens"])
         moved = {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
         yield moved | {"cu_seqlens": cu_seqlens}
+
+
+def _one_line_errors(loader: DataLoader) -> Iterator[dict[str, torch.Tensor]]:
+    """The loader's batches. It makes tracebacks the messages of errors in workers; of ours, the message is enough."""
+    try:
+        yield from loader
+    except BFPError as error:
+        lines = str(error).strip().splitlines()
+        if len(lines) == 1:
+            raise
+        raise type(error)(lines[-1].split(": ", 1)[-1]) from None
 
 
 def _one_segment_a_row(tokens: torch.Tensor) -> torch.Tensor:

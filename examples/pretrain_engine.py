@@ -12,6 +12,8 @@ import torch
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from pretrain_model import build_model
+from pretrain_process import Lifeline
+from pretrain_ranks import on_first_rank
 from torch import distributed
 
 from megatron_bfp.errors import InputError, OptionError
@@ -48,6 +50,7 @@ def initialize_distributed(options: argparse.Namespace) -> torch.device:
         # DeepSpeed would compile a shared-memory operator for minutes; gloo works without it
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(options.distributed_backend or ("nccl" if on_gpu else "gloo"))
+    Lifeline.start(distributed.get_rank(), distributed.get_world_size(), on_first_rank)
     size = options.tensor_model_parallel_size
     if distributed.get_world_size() % size:
         raise OptionError(f"--tensor-model-parallel-size {size} does not divide {distributed.get_world_size()} ranks")

@@ -15,13 +15,13 @@ class Evaluation(NamedTuple):
     """A model on a split."""
 
     loss: float
-    """Mean over all target tokens, natural logarithm."""
+    """Mean over all target tokens, natural logarithm; not a number where there are none."""
     num_targets: int
 
     @property
     def perplexity(self) -> float:
-        """e to the loss."""
-        return math.exp(self.loss) if self.loss < 700 else math.inf
+        """e to the loss; not a number where that is none."""
+        return math.inf if self.loss >= 700 else math.exp(self.loss)
 
 
 def token_losses(model: Any, batch: dict[str, Tensor], boundaries: DocumentBoundaries) -> Tensor:
@@ -51,4 +51,4 @@ def evaluate(model: Any, batches: Iterable[dict[str, Tensor]]) -> Evaluation:
     model.train()
     distributed.all_reduce(sums, group=parallel_state.get_data_parallel_group())
     loss, num_targets = sums.tolist()
-    return Evaluation(loss / max(1.0, num_targets), int(num_targets))
+    return Evaluation(loss / num_targets if num_targets else math.nan, int(num_targets))

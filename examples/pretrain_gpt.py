@@ -7,13 +7,24 @@ global batch: packed sequences have different numbers of targets, so a mean of m
 unevenly. The order of samples follows from the seed and the number of samples consumed, which a checkpoint records.
 """
 
+import sys
+import warnings
+
+from pretrain_arguments import parse_arguments
+from pretrain_process import check_command_line, complete_environment, run_rank
+
+if __name__ == "__main__":  # answered before torch is imported, which takes seconds
+    check_command_line(parse_arguments, "pretrain_gpt")
+    warnings.filterwarnings("ignore", category=UserWarning, module=r"megatron\.")
+
 import argparse
+import datetime
 import math
 import os
 import signal
 import socket
-import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -21,8 +32,14 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 from megatron.core import parallel_state
-from pretrain_arguments import parse_arguments
-from pretrain_checkpoints import find_checkpoint, load_checkpoint, save_checkpoint
+from pretrain_checkpoints import (
+    continue_history,
+    convert_for_ranks,
+    find_checkpoint,
+    load_checkpoint,
+    save_checkpoint,
+    smallest_of,
+)
 from pretrain_data import (
     EvaluationSampler,
     GlobalOrderSampler,
@@ -43,13 +60,17 @@ from pretrain_engine import (
 from pretrain_evaluation import Evaluation, evaluate, summed_loss
 from pretrain_log import Log, SpikeDetector, TrainingStopped, Work, model_flops, peak_flops
 from pretrain_model import attention_kernel
-from pretrain_ranks import log
+from pretrain_ranks import check_shared, log, on_each_node, on_first_rank, timestamp
+from pretrain_resume import DataHistory, describe_run
 from pretrain_signals import StopRequest
+from save_folder import check_save
 from torch import distributed
 
 from megatron_bfp.attention import document_boundaries
-from megatron_bfp.command_line import run
 from megatron_bfp.preprocessing.tokenizers import load_tokenizer
+
+REMEMBERED_REPORTS = 20
+"""The time that is left is estimated from so many lines of the log."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +78,7 @@ class StepResult:
     """What a training step did."""
 
     loss: float
-    """Mean over the target tokens of the global batch."""
+    """Mean over the target tokens of the global batch; not a number where there are none."""
     grad_norm: float
     """Of the gradient of that mean, before clipping."""
     num_targets: int
@@ -74,13 +95,21 @@ def main() -> int:
         BFPError: bad options or data.
     """
     options = parse_arguments()
+    complete_environment(options.local_rank)
     tokenizer = load_tokenizer(options.tokenizer_type, options.tokenizer_model, options.eod_token)
     device = initialize_distributed(options)
     accumulation = set_batch_sizes(options)
     config = engine_config(options, accumulation)
+    if options.save:
+        on_each_node(lambda: check_save(options.save, smallest_of(options, tokenizer.vocab_size)))
+        check_shared(options.save)
+    files = open_logs(options)
+    description = on_first_rank(lambda: describe_run(options, tokenizer))
+    checkpoint = find_checkpoint(options, description)
     dataset = build_train_dataset(options, tokenizer)
     valid = build_valid_dataset(options, tokenizer) if options.eval_interval else None
-    checkpoint = find_checkpoint(options)
+    history = continue_history(options, description, dataset, checkpoint)
+    checkpoint = convert_for_ranks(options, checkpoint)
     if checkpoint and checkpoint.universal:
         config.setdefault("checkpoint", {})["load_universal"] = True
     engine = build_engine(options, tokenizer.vocab_size, config)
@@ -109,8 +138,23 @@ def main() -> int:
         sampler = EvaluationSampler(min(len(valid), limit), options.micro_batch_size, replica, replicas)
         return evaluate(engine, micro_batches(valid, sampler, 0, device))
 
-    stopped_by = train(options, engine, batches, iteration, accumulation, dataset, evaluate_valid)
+    stopped_by = train(options, engine, batches, iteration, accumulation, history, evaluate_valid, files)
     return 128 + stopped_by if stopped_by else 0
+
+
+def open_logs(options: argparse.Namespace) -> Log:
+    """Open the files of the log on rank 0, before anything is built. Call it on all ranks.
+
+    Raises:
+        OptionError: one cannot be written.
+    """
+    opened = []
+
+    def open_on_first_rank() -> None:
+        opened.append(Log(options.json_log, options.tensorboard_dir))
+
+    on_first_rank(open_on_first_rank)
+    return opened[0] if opened else Log(None, None)
 
 
 def train(
@@ -119,8 +163,9 @@ def train(
     batches: Iterator[dict[str, torch.Tensor]],
     iteration: int,
     accumulation: int,
-    dataset: Any,
+    history: DataHistory,
     evaluate_valid: Callable[[], Evaluation | None],
+    files: Log,
 ) -> int:
     """Run steps until ``--train-iters``, ``--exit-interval``, ``--exit-duration-in-mins`` or a signal.
 
@@ -130,7 +175,6 @@ def train(
     Raises:
         TrainingStopped: a loss is no number or a spike.
     """
-    files = Log(options.json_log, options.tensorboard_dir) if distributed.get_rank() == 0 else Log(None, None)
     spikes, meter = SpikeDetector(options.loss_spike_factor), Meter(options, num_weights(engine))
     request = StopRequest(engine.device, options.exit_duration_in_mins) if options.save else None
     while iteration < options.train_iters:
@@ -141,7 +185,7 @@ def train(
         meter.add(result.work)
         reason = spikes.reason(result.loss, result.grad_norm)
         if reason:
-            stop_training(options, dataset, iteration, reason)
+            stop_training(options, history.dataset, iteration, reason)
         iteration += 1
         if iteration % options.log_interval == 0:
             report_step(options, files, iteration, lr, result, meter)
@@ -150,7 +194,7 @@ def train(
         last = iteration == options.train_iters
         due = options.save_interval and iteration % options.save_interval == 0
         if options.save and (due or stop or last):
-            save_checkpoint(engine, options, iteration)
+            save_checkpoint(engine, options, iteration, history)
             stopped_by = stopped_by or request.agreed()[0]  # a signal during the checkpoint, which is there now
             meter.restart()
         if options.eval_interval and (last or not stopped_by and iteration % options.eval_interval == 0):
@@ -166,10 +210,11 @@ def train(
 
 
 class Meter:
-    """Speed since the last report."""
+    """Speed since the last report, and the time that is left. Checkpoints and evaluations are not counted."""
 
     def __init__(self, options: argparse.Namespace, weights: int) -> None:
         self.options, self.weights, self.peak = options, weights, peak_flops()
+        self._reports: deque[tuple[int, float]] = deque(maxlen=REMEMBERED_REPORTS)
         self.restart()
 
     def restart(self) -> None:
@@ -180,10 +225,18 @@ class Meter:
         """Count a step."""
         self.work.append(work)
 
-    def read(self) -> dict[str, float]:
-        """Speed of one device: tokens a second, and on a GPU TFLOP/s and model FLOP/s utilisation. Begins anew."""
-        seconds = max(1e-9, time.perf_counter() - self.start) * distributed.get_world_size()
-        found = {"tokens_per_second_per_device": sum(work.tokens for work in self.work) / seconds}
+    def read(self, iteration: int) -> dict[str, float]:
+        """Seconds per step and until the last one, tokens per second of one device, and on a GPU TFLOP/s and model
+        FLOP/s utilisation. Begins anew."""
+        elapsed = max(1e-9, time.perf_counter() - self.start)
+        self._reports.append((len(self.work), elapsed))
+        recent = sum(seconds for _, seconds in self._reports) / sum(steps for steps, _ in self._reports)
+        seconds = elapsed * distributed.get_world_size()
+        found = {
+            "seconds_per_step": elapsed / len(self.work),
+            "seconds_left": recent * (self.options.train_iters - iteration),
+            "tokens_per_second_per_device": sum(work.tokens for work in self.work) / seconds,
+        }
         if torch.cuda.is_available():
             shape = (self.weights, self.options.num_layers, self.options.hidden_size)
             flops = sum(model_flops(work, *shape) for work in self.work) / seconds
@@ -198,26 +251,42 @@ def report_step(
     options: argparse.Namespace, files: Log, iteration: int, lr: float, result: "StepResult", meter: Meter
 ) -> None:
     """A line for people and an event for programs."""
-    speed = meter.read()
-    text = "".join(f" | {name} {value:,.3f}" for name, value in speed.items() if name != "tokens_per_second_per_device")
+    speed = meter.read(iteration)
+    tokens_per_second = speed["tokens_per_second_per_device"]
+    text = "".join(f" | {name} {speed[name]:,.3f}" for name in ("tflops_per_device", "mfu") if name in speed)
     consumed_samples = iteration * options.global_batch_size
     log(
         f"iteration {iteration}/{options.train_iters} | loss {result.loss:.6f} | learning rate {lr:.4e} | "
         f"grad norm {result.grad_norm:.4f} | target tokens {result.num_targets} | "
-        f"consumed samples {consumed_samples} | tokens/s a device {speed['tokens_per_second_per_device']:,.0f}{text}"
+        f"consumed samples {consumed_samples} | tokens/s per device {tokens_per_second:,.0f}{text} | "
+        f"{speed['seconds_per_step']:.3g} s/step | ETA {duration(speed['seconds_left'])} | {timestamp()}"
     )
     values = {"loss": result.loss, "learning_rate": lr, "grad_norm": result.grad_norm}
-    values |= {"target_tokens": result.num_targets, "consumed_samples": consumed_samples}
+    values |= {"target_tokens": result.num_targets, "consumed_samples": consumed_samples, "time": timestamp()}
     files.write("train", iteration, values | speed)
+
+
+def duration(seconds: float) -> str:
+    """Days, hours, minutes and seconds, as "2 days, 3:04:05"."""
+    return str(datetime.timedelta(seconds=round(seconds)))
 
 
 def report_evaluation(files: Log, iteration: int, found: Evaluation) -> None:
     """A line for people and an event for programs."""
     log(
         f"validation at iteration {iteration} | loss {found.loss:.6f} | perplexity {found.perplexity:.4f} | "
-        f"target tokens {found.num_targets}"
+        f"target tokens {found.num_targets} | {timestamp()}"
     )
-    values = {"loss": found.loss, "perplexity": found.perplexity, "target_tokens": found.num_targets}
+    if not found.num_targets:
+        log(
+            "the samples of the evaluation have no target tokens, so they have no loss: see --split and --eod-mask-loss"
+        )
+    values = {
+        "loss": found.loss,
+        "perplexity": found.perplexity,
+        "target_tokens": found.num_targets,
+        "time": timestamp(),
+    }
     files.write("valid", iteration, values)
 
 
@@ -249,9 +318,9 @@ def train_step(engine: Any, batches: list[dict[str, torch.Tensor]]) -> StepResul
         chunks = np.diff(where.segments.boundaries).astype(np.float64)
         sums += torch.stack([batch["loss_mask"].sum(), *sums.new_tensor([chunks.sum(), (chunks**2).sum()])])
     distributed.all_reduce(sums, group=replicas)
-    num_targets = max(1.0, sums[0].item())
+    num_targets = sums[0].item()
     # DeepSpeed divides by the number of micro-batches and averages over replicas; what is wanted is a sum
-    scale = len(batches) * replicas.size() / num_targets
+    scale = len(batches) * replicas.size() / max(1.0, num_targets)
     loss_sum = torch.zeros((), dtype=torch.float64, device=sums.device)
     for batch, where in zip(batches, boundaries):
         micro_batch_sum = summed_loss(engine, batch, where)
@@ -263,7 +332,8 @@ def train_step(engine: Any, batches: list[dict[str, torch.Tensor]]) -> StepResul
     if grad_norm is None:
         grad_norm = float(engine.get_global_grad_norm())
     counts = [int(count) for count in sums.tolist()]
-    return StepResult(loss_sum.item() / num_targets, grad_norm, counts[0], Work(*counts[1:]))
+    loss = loss_sum.item() / num_targets if num_targets else math.nan
+    return StepResult(loss, grad_norm, counts[0], Work(*counts[1:]))
 
 
 def learning_rate(options: argparse.Namespace, iteration: int) -> float:
@@ -282,9 +352,8 @@ def learning_rate(options: argparse.Namespace, iteration: int) -> float:
 
 
 def start() -> int:
-    """Run ``main`` on this rank; returns its exit status, or that of its error."""
-    rank, local_rank = (os.environ.get(name, "0") for name in ("RANK", "LOCAL_RANK"))
-    status = run(main, "pretrain_gpt" if rank == "0" else f"pretrain_gpt (rank {rank})", quiet=local_rank != "0")
+    """Run ``main`` on this rank; returns its exit status. After an error the process ends here."""
+    status = run_rank(main, "pretrain_gpt")
     if distributed.is_initialized():
         distributed.destroy_process_group()
     return status

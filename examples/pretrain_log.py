@@ -82,7 +82,7 @@ class Log:
         tensorboard_dir: folder of TensorBoard's events.
 
     Raises:
-        InputError: the file cannot be written.
+        InputError: the file or the folder cannot be written.
         OptionError: TensorBoard is not installed.
     """
 
@@ -98,14 +98,22 @@ class Log:
                 from torch.utils.tensorboard import SummaryWriter
             except ImportError:
                 raise OptionError("--tensorboard-dir needs tensorboard: pip install tensorboard") from None
-            self._writer = SummaryWriter(tensorboard_dir)
+            try:
+                self._writer = SummaryWriter(tensorboard_dir)
+            except OSError as error:
+                raise InputError(f"--tensorboard-dir {tensorboard_dir}: {error.strerror}") from None
 
     def write(self, event: str, iteration: int, values: dict[str, Any]) -> None:
-        """One event, such as "train": its numbers."""
+        """One event, such as "train": its numbers. What is not a number is null in the file, as JSON has it."""
         if self._file:
-            self._file.write(json.dumps({"event": event, "iteration": iteration, **values}) + "\n")
+            known = {name: None if _is_not_a_number(value) else value for name, value in values.items()}
+            self._file.write(json.dumps({"event": event, "iteration": iteration, **known}) + "\n")
         if self._writer:
             for name, value in values.items():
                 if isinstance(value, (int, float)):
                     self._writer.add_scalar(f"{event}/{name}", value, iteration)
             self._writer.flush()
+
+
+def _is_not_a_number(value: Any) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)

@@ -3,7 +3,9 @@
 import datetime
 import functools
 import os
+import socket
 import sys
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +24,11 @@ def log(line: str) -> None:
             print(line, flush=True)
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def timestamp() -> str:
+    """The time, as lines of the log end with it."""
+    return datetime.datetime.now().strftime("%Y-%m-%d %H:%M:%S")
 
 
 def on_first_rank(work: Callable[[], Any]) -> Any:
@@ -45,6 +52,54 @@ def on_first_rank(work: Callable[[], Any]) -> Any:
     return answer[0]
 
 
-@functools.cache
+def on_each_node(work: Callable[[], None]) -> None:
+    """Do something on the first rank of each node. Call it on all ranks.
+
+    Raises:
+        OptionError: on all ranks, if the work raised one of the project's errors on a node, which is named.
+    """
+    problem = None
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        try:
+            work()
+        except BFPError as error:
+            problem = f"{error} (node {socket.gethostname()})"
+    problems: list[str | None] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(problems, problem, group=_patient_group())
+    for problem in problems:
+        if problem is not None:
+            raise OptionError(problem)
+
+
+def check_shared(folder: str) -> None:
+    """Check that all ranks see a folder of rank 0. Call it on all ranks.
+
+    Raises:
+        OptionError: one does not.
+    """
+    path = on_first_rank(lambda: _make_mark(folder))
+    sees: list[Any] = [None] * distributed.get_world_size()
+    try:
+        distributed.all_gather_object(sees, (os.path.exists(path), socket.gethostname()), group=_patient_group())
+    finally:
+        if distributed.get_rank() == 0:
+            os.remove(path)
+    for is_seen, node in sees:
+        if not is_seen:
+            raise OptionError(f"--save {folder}: node {node} does not see it; use a file system that all nodes share")
+
+
+def _make_mark(folder: str) -> str:
+    descriptor, path = tempfile.mkstemp(prefix=".seen_by_all_", dir=folder)
+    os.close(descriptor)
+    return path
+
+
 def _patient_group() -> distributed.ProcessGroup:
+    return _patient_group_of(distributed.group.WORLD)
+
+
+@functools.cache
+def _patient_group_of(world: distributed.ProcessGroup) -> distributed.ProcessGroup:
+    """One for each world: a process may leave one and join another."""
     return distributed.new_group(backend="gloo", timeout=LONGEST_WAIT)

@@ -1,10 +1,12 @@
 """Stopping when a cluster says so: after SIGTERM or SIGUSR1 on any rank, all ranks end after the same step."""
 
+import multiprocessing
 import signal
 import time
 from typing import Any
 
 import torch
+from pretrain_process import die_with_parent
 from torch import distributed
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
@@ -44,10 +46,13 @@ class StopRequest:
 
 def leave_signals_to_the_trainer(worker: int) -> None:
     """Make a process that reads samples ignore the signals: launchers send them to whole trees of processes, and the
-    steps before the checkpoint still need samples. It ends when its trainer does.
+    steps before the checkpoint still need samples. The kernel kills it when its trainer ends, however that ends.
 
     Args:
         worker: its number, which DataLoader gives.
     """
+    trainer = multiprocessing.parent_process()
+    if trainer is not None:
+        die_with_parent(trainer.pid)
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)

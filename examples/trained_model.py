@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from pretrain_arguments import parse_arguments
+from pretrain_checkpoints import reading
 from pretrain_data import EvaluationSampler, build_valid_dataset, micro_batches
 from pretrain_engine import initialize_distributed
 from pretrain_evaluation import token_losses
@@ -80,7 +81,8 @@ def load_model(trainer_options: Sequence[str], checkpoint: str) -> TrainedModel:
     model = model.to("cuda" if on_gpu else "cpu", torch.bfloat16 if options.bf16 else torch.float32)
     path = os.path.join(checkpoint, "mp_rank_00_model_states.pt")
     try:
-        model.load_state_dict(torch.load(path, map_location="cpu", weights_only=True)["module"])
+        with reading(checkpoint):
+            model.load_state_dict(torch.load(path, map_location="cpu", weights_only=True)["module"])
     except (OSError, KeyError, RuntimeError, UnpicklingError) as error:
         # ZeRO 3 and tensor parallelism leave parts in it, or nothing
         raise InputError(f"{path}: does not hold the whole model of these options: {error}") from None

@@ -1,25 +1,40 @@
 """The example trainer with an accident that happens at one moment of every run. Run it as ``examples/pretrain_gpt.py``.
 
-The environment variable FAULT is "RANK SIGNAL MOMENT": the rank sends itself the signal. MOMENT is the number of a
-micro-batch, whose loss has been computed, or the end of a file's path, of which half is written.
+The environment variable FAULT is "RANK WHAT MOMENT". WHAT is a signal that the process sends itself, or RAISE for an
+exception that nobody expects. MOMENT is one of
+
+    the number of a micro-batch     its loss has been computed
+    the end of a file's path        half of it is written
+    worker                          a process that reads samples has read a few
+    evaluation, dataset, load       in it, before anything is done
+
+If FAULT_TIME is there too, it is a file that gets the time of the accident.
 """
 
 import itertools
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parent.parent), str(Path(__file__).parent.parent / "examples")]
 
+import pretrain_data  # noqa: E402
 import pretrain_gpt  # noqa: E402
 import torch  # noqa: E402
+from torch.utils.data import get_worker_info  # noqa: E402
 
-rank, name, moment = os.environ["FAULT"].split()
+rank, what, moment = os.environ["FAULT"].split()
+READ_BEFORE = 5
 
 
-def strike():
-    os.kill(os.getpid(), signal.Signals[name])
+def strike(*arguments, **keywords):
+    if "FAULT_TIME" in os.environ and not os.path.exists(os.environ["FAULT_TIME"]):
+        Path(os.environ["FAULT_TIME"]).write_text(str(time.time()))
+    if what == "RAISE":
+        raise RuntimeError("an accident")
+    os.kill(os.getpid(), signal.Signals[what])
 
 
 def in_a_step(summed_loss, numbers=itertools.count(1)):
@@ -42,9 +57,26 @@ def in_a_write(save):
     return written
 
 
+def in_a_worker(getitem, numbers=itertools.count(1)):
+    def read(dataset, idx):
+        if get_worker_info() is not None and get_worker_info().id == 0 and next(numbers) > READ_BEFORE:
+            strike()
+        return getitem(dataset, idx)
+
+    return read
+
+
 if rank == os.environ["RANK"]:
     if moment.isdigit():
         pretrain_gpt.summed_loss = in_a_step(pretrain_gpt.summed_loss)
+    elif moment == "worker":
+        pretrain_data.BFPGPTDataset.__getitem__ = in_a_worker(pretrain_data.BFPGPTDataset.__getitem__)
+    elif moment == "evaluation":
+        pretrain_gpt.evaluate = strike
+    elif moment == "dataset":
+        pretrain_data._check_data = strike
+    elif moment == "load":
+        pretrain_gpt.find_checkpoint = strike
     else:
         torch.save = in_a_write(torch.save)
 sys.exit(pretrain_gpt.start())

@@ -9,6 +9,7 @@ import threading
 import time
 
 import pretrain_gpt
+from pretrain_process import run_rank
 from torch import distributed
 
 PAUSE = 0.001
@@ -43,6 +44,12 @@ def build_engine_and_watch(*arguments):
 
 
 pretrain_gpt.build_engine = build_engine_and_watch
-pretrain_gpt.main()
-print(f"rank {distributed.get_rank()} measured {samplers[0].most - samplers[0].before}", flush=True)
+
+
+def train_and_measure():
+    pretrain_gpt.main()
+    print(f"rank {distributed.get_rank()} measured {samplers[0].most - samplers[0].before}", flush=True)
+
+
+run_rank(train_and_measure, "measure_memory")
 distributed.destroy_process_group()

@@ -18,6 +18,7 @@ from pretrain_log import Log, SpikeDetector, Work, model_flops  # noqa: E402
 from pretrain_model import build_model  # noqa: E402
 
 from megatron_bfp.attention import document_boundaries  # noqa: E402
+from megatron_bfp.errors import IndexedDatasetError  # noqa: E402
 
 SEQ_LENGTH = 32
 LENGTHS = [5, 40, 1, 17, 31, 32, 9, 70, 3, 12, 25, 8]
@@ -95,6 +96,18 @@ def test_all_valid_splits_are_seen_whole_by_any_number_of_ranks(options):
         )
         seen = [number for found in batches for batch in found for number in batch]
         assert sorted(number for number in seen if number is not None) == list(range(len(valid)))
+
+
+class Unreadable(torch.utils.data.Dataset):
+    def __getitem__(self, idx):
+        raise IndexedDatasetError("data.bin: has 10 bytes, not 20: get a whole copy")
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_error_in_a_worker_is_one_line(num_workers):
+    with pytest.raises(IndexedDatasetError) as error:
+        next(micro_batches(Unreadable(), [[0]], num_workers, torch.device("cpu")))
+    assert str(error.value) == "data.bin: has 10 bytes, not 20: get a whole copy"
 
 
 @pytest.mark.parametrize("data_impl", ["bfp", "mmap"])

@@ -1,21 +1,27 @@
 """Parts of long runs that need no launcher: which checkpoint is complete, what it may be resumed with, and signals."""
 
+import errno
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+from types import SimpleNamespace
 
+import psutil
 import pytest
 from conftest import ROOT
 
 pytest.importorskip("deepspeed")
 
 import pretrain_checkpoints  # noqa: E402
+import pretrain_ranks  # noqa: E402
+import pretrain_signals  # noqa: E402
 import torch  # noqa: E402
 from pretrain_arguments import parse_arguments  # noqa: E402
 from pretrain_checkpoints import Checkpoint, SavedRun, check_options, convert, open_checkpoint  # noqa: E402
-from pretrain_ranks import on_first_rank  # noqa: E402
+from pretrain_ranks import check_shared, on_each_node, on_first_rank  # noqa: E402
 from pretrain_signals import STOP_SIGNALS, StopRequest, leave_signals_to_the_trainer  # noqa: E402
 from torch import distributed  # noqa: E402
 
@@ -66,6 +72,69 @@ def test_a_checkpoint_that_is_not_complete_is_skipped_by_name(checkpoint, monkey
     found = pretrain_checkpoints._latest(str(whole.parent))
     assert found.path == str(whole)
     assert len(lines) == 1 and lines[0].startswith(f"--load {whole.parent}: skipped {spoilt}: {problem}")
+
+
+def test_the_latest_checkpoint_is_that_of_the_highest_number(checkpoint):
+    for name in ("iter_9999999", "iter_10000000", "iter_0000001"):
+        folder = checkpoint(name)
+    assert pretrain_checkpoints._latest(str(folder.parent)).path.endswith("iter_10000000")
+
+
+def test_checkpoints_are_removed_by_number_too(checkpoint, monkeypatch):
+    monkeypatch.setattr(pretrain_checkpoints, "log", lambda line: None)
+    for name in ("iter_9999998", "iter_9999999", "iter_10000000", "iter_10000001", "iter_10000002_universal"):
+        folder = checkpoint(name)
+    (folder.parent / "iter_9999999" / "complete.json").unlink()
+    pretrain_checkpoints._remove_older(str(folder.parent), 10_000_001, 2)
+    left = ["iter_10000000", "iter_10000001", "iter_10000002_universal", "iter_9999999"]
+    assert sorted(os.listdir(folder.parent)) == left
+    for _ in range(2):
+        pretrain_checkpoints._remove_older(str(folder.parent), 10_000_001, 1)
+    assert sorted(os.listdir(folder.parent)) == left[1:]
+    pretrain_checkpoints._remove_older(str(folder.parent), 10_000_000, 1)
+    assert sorted(os.listdir(folder.parent)) == left[1:]
+
+
+def test_a_folder_that_cannot_be_listed_is_one_error(checkpoint, monkeypatch):
+    folder = checkpoint("iter_0000003").parent
+
+    def stale(path):
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    monkeypatch.setattr(pretrain_checkpoints.os, "listdir", stale)
+    with pytest.raises(InputError, match=f"--load {folder}: cannot be read: Stale file handle"):
+        pretrain_checkpoints._latest(str(folder))
+
+
+def test_fault_C02_a_conversion_ends_with_its_trainer():
+    """The first has no trainer any more when it starts; the trainer of the second is killed."""
+    script = ROOT / "examples" / "convert_checkpoint.py"
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "examples")])
+    environment = os.environ | {"PYTHONPATH": paths, "CONVERTED_FOR": "1"}
+    assert subprocess.run([sys.executable, str(script)], env=environment, capture_output=True).returncode == 1
+    # a conversion that waits, in place of one that works, with a process of its own
+    code = "import os, runpy, subprocess, sys, types\n"
+    code += "if sys.argv[1:] != ['convert']:\n"
+    code += "    environment = os.environ | {'CONVERTED_FOR': str(os.getpid())}\n"
+    code += "    subprocess.run([sys.executable, '-c', os.environ['CODE'], 'convert'], env=environment)\n"
+    code += "sys.modules['torch'] = types.ModuleType('torch')\n"
+    code += "import multiprocessing, time\n"
+    code += "try:\n"
+    code += f"    runpy.run_path({str(script)!r})\n"
+    code += "except ImportError:\n"  # of a torch that is none
+    code += "    os.fork()\n"
+    code += "    os.write(1, b'%d\\n' % os.getpid())\n"
+    code += "    time.sleep(600)\n"
+    trainer = subprocess.Popen(
+        [sys.executable, "-c", code], env=environment | {"CODE": code}, stdout=subprocess.PIPE, text=True
+    )
+    both = [psutil.Process(int(trainer.stdout.readline())) for _ in range(2)]
+    trainer.kill()
+    trainer.wait()
+    _, alive = psutil.wait_procs(both, timeout=5)
+    for process in alive:
+        process.kill()
+    assert not alive
 
 
 def test_an_empty_or_missing_folder_has_no_checkpoint(tmp_path):
@@ -128,6 +197,29 @@ def test_processes_that_read_samples_ignore_signals(one_rank):
     leave_signals_to_the_trainer(0)
     for number in STOP_SIGNALS:
         os.kill(os.getpid(), number)
+
+
+def test_fault_C02_processes_that_read_samples_die_with_their_trainer(monkeypatch, one_rank):
+    parents = []
+    monkeypatch.setattr(pretrain_signals, "die_with_parent", parents.append)
+    monkeypatch.setattr(pretrain_signals.multiprocessing, "parent_process", lambda: SimpleNamespace(pid=42))
+    leave_signals_to_the_trainer(0)
+    assert parents == [42]
+
+
+def test_fault_C03_a_folder_that_a_node_cannot_write_or_see_is_named(one_rank, tmp_path, monkeypatch):
+    check_shared(str(tmp_path))
+    on_each_node(lambda: None)
+
+    def err():
+        raise OptionError("--save there: cannot be written")
+
+    with pytest.raises(OptionError, match=rf"--save there: cannot be written \(node {socket.gethostname()}\)"):
+        on_each_node(err)
+    monkeypatch.setattr(pretrain_ranks.os.path, "exists", lambda path: False)
+    with pytest.raises(OptionError, match=f"--save {tmp_path}: node {socket.gethostname()} does not see it"):
+        check_shared(str(tmp_path))
+    assert os.listdir(tmp_path) == []
 
 
 def test_rank_0_works_and_errs_for_all(one_rank):

@@ -1,12 +1,20 @@
 """Parts of the example trainer and of the quickstart that need no run of their own."""
 
+import argparse
 import json
+import os
+import subprocess
+import sys
+import time
 
+import pretrain_arguments
 import pytest
 import quickstart_check
+from conftest import ROOT
 from pretrain_arguments import blend, parse_arguments
 
 from megatron_bfp import BFPError, OptionError
+from megatron_bfp.command_line import Parser
 
 NEEDED = "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --micro-batch-size 1 --train-iters 100"
 NEEDED += " --data-path data --seq-length 64 --tokenizer-model tokenizer.json"
@@ -68,6 +76,9 @@ def test_a_data_path_that_is_neither_is_refused(data_path):
         "--num-workers -1",
         "--group-query-attention --num-query-groups 3",
         "--save-interval 5",
+        "--keep-last 2",
+        "--save there --keep-last 0",
+        "--override-checkpoint-args",
         "--data-impl mmap --max-documents-per-sequence 3",
         "--zero-stage 7",
         "--nonsense",
@@ -77,6 +88,61 @@ def test_bad_options_name_themselves(text):
     with pytest.raises(OptionError) as error:
         options_of(text)
     assert text.split()[-2 if " " in text else 0] in str(error.value) or text.split()[0] in str(error.value)
+
+
+def test_fault_C11_help_comes_at_once_and_alone():
+    """No module that takes seconds is imported, nothing is printed but help."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-X", "importtime", str(ROOT / "examples" / "pretrain_gpt.py"), "--help"]
+    start = time.process_time()
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+    assert done.returncode == 0 and done.stdout.startswith("usage: pretrain_gpt ")
+    lines = done.stderr.splitlines()
+    assert all(line.startswith("import time:") for line in lines)
+    imported = {line.rsplit("|", 1)[1].strip() for line in lines}
+    assert "pretrain_arguments" in imported and not imported & {"torch", "deepspeed", "megatron", "transformers"}
+    assert time.process_time() - start < 2
+
+
+def test_fault_C11_wrong_options_are_told_at_once_by_one_rank_of_a_node():
+    command = [sys.executable, str(ROOT / "examples" / "pretrain_gpt.py"), "--nonsense"]
+    for rank, printed in (("0", True), ("1", False)):
+        environment = os.environ | {"PYTHONPATH": str(ROOT), "RANK": rank, "LOCAL_RANK": rank}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+        assert done.returncode == 2 and done.stdout == ""
+        assert done.stderr.startswith("pretrain_gpt: error: ") == printed and done.stderr.count("\n") == printed
+
+
+def test_fault_C11_every_option_has_a_text_and_tells_its_default_or_that_it_is_required(monkeypatch):
+    parsers = []
+
+    class Watched(Parser):
+        def parse_args(self, argv=None):
+            parsers.append(self)
+            return super().parse_args(argv)
+
+    monkeypatch.setattr(pretrain_arguments, "Parser", Watched)
+    options_of()
+    (parser,) = parsers
+    formatter = pretrain_arguments.Help("")
+    for action in parser._actions:
+        name = action.option_strings[0]
+        text = formatter._expand_help(action)
+        assert text and (len(text.split()) > 1 or name == "-h"), name
+        if name != "-h":
+            assert text.endswith("(required)") if action.required else "(default: " in text, name
+            if action.default not in (None, False) and not action.required:
+                assert f"(default: {action.default})" in text, name
+    groups = [group for group in parser._action_groups if group._group_actions and group.title != "options"]
+    assert len(groups) >= 5 and max(len(group._group_actions) for group in groups) < 15
+    assert isinstance(parser.format_help(), str) and argparse.SUPPRESS not in parser.format_help()
+
+
+def test_the_kernels_that_can_be_chosen_are_those_that_there_are():
+    pytest.importorskip("torch")
+    from megatron_bfp.attention_kernels import KERNELS
+
+    assert pretrain_arguments.ATTENTION_KERNELS == tuple(KERNELS)
 
 
 def test_the_feed_forward_size_is_llama_s():
