@@ -10,17 +10,8 @@
 # shellcheck disable=SC2034,SC2154  # between the launcher and the recipe
 examples=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
-die() {
-    printf '%s: error: %s\n' "$(basename "$0")" "$*" >&2
-    exit 2
-}
-
-run() { # a command: shown, and run unless this is a dry run
-    printf '+'
-    printf ' %q' "$@"
-    printf '\n'
-    [ "${DRY_RUN:-0}" != 0 ] || "$@"
-}
+# shellcheck source=functions.sh
+source "$examples/launch/functions.sh"
 
 [ $# -gt 0 ] || die "which recipe? one of $(cd "$examples/recipes" && echo llama*.sh tiny.sh)"
 recipe=$1
@@ -37,7 +28,9 @@ tokenizer_type=${TOKENIZER_TYPE:-$tokenizer_type}
 GPUS_PER_NODE=${GPUS_PER_NODE:-8}
 MASTER_PORT=${MASTER_PORT:-29500}
 OUTPUT=${OUTPUT:-$PWD/runs/$(basename "$recipe" .sh)}
-read -ra data_path <<<"$DATA_PATH"
+split_words "$DATA_PATH"
+data_path=("${words[@]}")
+[ ${#data_path[@]} -gt 0 ] || die "DATA_PATH is empty: set it to the dataset, its path without .bin or .idx"
 export PYTHONPATH="${examples%/*}${PYTHONPATH:+:$PYTHONPATH}" # the same megatron_bfp on all nodes
 
 # These set script, module (the Python module that runs the script, or nothing) and options
