@@ -1,0 +1,78 @@
+"""Whether checkpoints can be written to a folder: looked at before training starts, and not found out at the first one.
+
+Without torch, so that ``preflight.py`` answers at once.
+"""
+
+import os
+import shutil
+import tempfile
+
+from megatron_bfp.errors import OptionError
+from megatron_bfp.files import sync_file
+
+PROBE_BYTES = 1 << 20
+"""Written for a test: more than a file system keeps beside a file's name."""
+
+
+def check_save(folder: str, checkpoint_bytes: int = 0) -> None:
+    """Check that a folder can be made, written to and renamed in, and that it has room. Makes the folder.
+
+    Args:
+        folder: of ``--save``.
+        checkpoint_bytes: the least that one checkpoint takes.
+
+    Raises:
+        OptionError: it cannot be written, or has less room than that.
+    """
+    try:
+        os.makedirs(folder, exist_ok=True)
+        _write_and_remove(folder)
+    except (FileExistsError, NotADirectoryError):
+        raise OptionError(f"--save {folder}: not a folder; a file is in the way: {_file_in_the_way(folder)}") from None
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise OptionError(
+            f"--save {folder}: cannot be written: {reason}; give a folder that this user can write"
+        ) from None
+    if os.path.isdir(os.path.join(folder, "latest")):
+        raise OptionError(f"--save {folder}: cannot be written: its file 'latest' is a folder; remove that")
+    space = shutil.disk_usage(folder)
+    if space.total and space.free < checkpoint_bytes:  # some network file systems tell nothing
+        raise OptionError(
+            f"--save {folder}: has {space.free / 1e9:,.1f} GB free, a checkpoint takes at least "
+            f"{checkpoint_bytes / 1e9:,.1f} GB; free some space or give another folder"
+        )
+
+
+def smallest_checkpoint(num_parameters: int) -> int:
+    """Bytes that a checkpoint takes at least: each weight and Adam's two averages in fp32."""
+    return 12 * num_parameters
+
+
+def _write_and_remove(folder: str) -> None:
+    """Do what saving does: write, force to disk, rename, remove.
+
+    Raises:
+        OSError: one of them fails.
+    """
+    descriptor, path = tempfile.mkstemp(prefix=".write_test_", dir=folder)
+    try:
+        with open(descriptor, "wb", buffering=0) as file:
+            rest = memoryview(bytes(PROBE_BYTES))
+            while rest:
+                rest = rest[file.write(rest) :]
+            os.fsync(file.fileno())
+        renamed = f"{path}_renamed"
+        os.replace(path, renamed)
+        path = renamed
+        sync_file(folder)
+    finally:
+        os.remove(path)
+
+
+def _file_in_the_way(folder: str) -> str:
+    """The first part of a path that is there and no folder."""
+    path = os.path.abspath(folder)
+    while not os.path.lexists(path):
+        path = os.path.dirname(path)
+    return path
