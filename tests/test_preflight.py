@@ -42,8 +42,18 @@ def nodes(tmp_path):
     return [tmp_path / name for name in NODES]
 
 
-def preflight(nodes, port=None, starting=None, gpus=0, timeout=30, **environments):
-    """Exit statuses and the outputs of the nodes; ``environments`` has more variables for a node, by its letter."""
+TRAINED = ("--num-layers", "2", "--hidden-size", "64", "--num-attention-heads", "4", "--micro-batch-size", "1")
+TRAINED += ("--train-iters", "2", "--data-path", "data", "--seq-length", "64", "--split", "80,20")
+TRAINED += ("--eval-interval", "1", "--tokenizer-model", "tokenizer.json")
+
+
+def preflight(nodes, *words, trainer="pretrain_gpt", port=None, starting=None, gpus=0, timeout=30, **environments):
+    """Exit statuses and the outputs of the nodes.
+
+    Args:
+        words: options of the trainer, after the usual ones.
+        environments: more variables for a node, by its letter.
+    """
     port = port or free_port()
     options = [
         "--nodes",
@@ -55,12 +65,12 @@ def preflight(nodes, port=None, starting=None, gpus=0, timeout=30, **environment
         "--timeout",
         str(timeout),
     ]
-    options += ["--gpus-per-node", str(gpus), "--data-path", "data", "--seq-length", "64", "--split", "80,20"]
-    options += ["--tokenizer-model", "tokenizer.json", "--eod-token", "<eod>"]
+    options += ["--gpus-per-node", str(gpus), "--vocab-size", "3"]
+    trained = ["--trainer", trainer, *TRAINED, *(["--eod-token", "<eod>"] if trainer == "pretrain_gpt" else []), *words]
     processes = []
     for rank, node in enumerate(nodes if starting is None else nodes[:starting]):
         command = [sys.executable, str(ROOT / "examples/preflight.py"), *options]
-        command += ["--node-rank", str(rank), "--node-name", node.name]
+        command += ["--node-rank", str(rank), "--node-name", node.name, *trained]
         environment = ENVIRONMENT | environments.get(node.name[-1], {})
         processes.append(
             subprocess.Popen(
@@ -141,7 +151,7 @@ def test_a_taken_port_is_found(nodes):
         taken.bind(("", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        statuses, outputs = preflight(nodes, port, starting=1)
+        statuses, outputs = preflight(nodes, port=port, starting=1)
     assert statuses == [2]
     reason = f"port {port} cannot be used: Address already in use; choose another MASTER_PORT"
     assert outputs == [f"preflight: error: node node-a: {reason}\n"]

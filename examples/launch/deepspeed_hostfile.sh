@@ -42,5 +42,5 @@ on_all_nodes() { # options of deepspeed, a script or module, and its options
     run deepspeed --hostfile "$HOSTFILE" --num_nodes "$NODES" --num_gpus "$GPUS_PER_NODE" \
         --master_addr "$MASTER_ADDR" --master_port "$MASTER_PORT" "${words[@]}"
 }
-on_all_nodes --no_local_rank "${preflight[@]}"
+on_all_nodes --no_local_rank "${preflight[@]}" "${trained[@]}"
 on_all_nodes ${module:+--module "$module"} "$script" "${options[@]}"

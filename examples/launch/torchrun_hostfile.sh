@@ -24,6 +24,6 @@ on_all_nodes() { # a command, started on each with the environment of this shell
     done
     run pdsh -S -R ssh -f "$NODES" -w "$(IFS=, && echo "${hosts[*]:0:NODES}")" "$remote"
 }
-on_all_nodes python "${preflight[@]}"
+on_all_nodes python "${preflight[@]}" "${trained[@]}"
 on_all_nodes bash "$launch/torchrun_node.sh" --nnodes "$NODES" --nproc-per-node "$GPUS_PER_NODE" \
     --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" ${module:+-m "$module"} "$script" "${options[@]}"
