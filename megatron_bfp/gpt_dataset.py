@@ -18,7 +18,7 @@ from megatron.core.datasets.utils import Split
 
 from .errors import OptionError
 from .index_building import open_or_build
-from .index_format import IndexKey, document_range
+from .index_format import IndexKey
 from .indexed_dataset import IndexedDataset
 from .packing import checked_cap
 from .progress import log_progress
@@ -123,15 +123,15 @@ class BFPGPTDataset(GPTDataset):
         """The split's index; None where nothing is to be drawn from it."""
         config, split = self.config, self.index_split
         fractions = config.split_matrix[split.value] if config.split_matrix else (0.0, 1.0)
-        first, end = document_range(fractions, self.dataset.num_documents)
-        if self.num_samples == 0:
+        num_documents, cap = self.dataset.num_documents, config.max_documents_per_sequence
+        key = IndexKey.for_fractions(num_documents, config.sequence_length, fractions, cap)
+        if key is None or self.num_samples == 0:
             return None
-        key = IndexKey(config.sequence_length, first, end, config.max_documents_per_sequence)
         index = open_or_build(self.dataset, key, config.path_to_cache, log_progress(logger))
         if not len(index) and self._is_in_blend():
             raise OptionError(
-                f"{self.dataset_path}: the {split.name} split, documents {first} to {end} of "
-                f"{self.dataset.num_documents}, has no tokens; take it out of the blend, or change --split"
+                f"{self.dataset_path}: the {split.name} split, documents {key.first_document} to {key.end_document} of "
+                f"{num_documents}, has no tokens; take it out of the blend, or change --split"
             )
         if not len(index):
             logger.warning("%s: the %s split has no tokens", self.dataset_path, split.name)

@@ -68,6 +68,39 @@ def open_existing(dataset: IndexedDataset, key: IndexKey, cache_path: str | None
     return None
 
 
+def open_or_refuse(
+    dataset: IndexedDataset, key: IndexKey, cache_path: str | None = None, split: str | None = None
+) -> SequenceIndex:
+    """The index beside the dataset or under ``cache_path``, for a tool that builds none.
+
+    Args:
+        split: the ``--split`` that the key comes from, if it is known; for the command in the message.
+
+    Raises:
+        SequenceIndexError: there is none, and the message says which are there and how to build it; or it is wrong.
+    """
+    index = open_existing(dataset, key, cache_path)
+    if index is None:
+        searched = index_places(dataset, cache_path)
+        raise SequenceIndexError(
+            f"{' and '.join(searched)}: there is no sequence index {key.name}{_others(searched)}. Build it: "
+            f"{build_command(dataset, key, split)}"
+        )
+    return index
+
+
+def _others(directories: list[str]) -> str:
+    """The indexes that are there, as a part of a sentence: the wrong --split is asked for easily."""
+    names = {
+        name
+        for directory in directories
+        if os.path.isdir(directory)
+        for name in os.listdir(directory)
+        if IndexKey.from_name(name)
+    }
+    return f", only {', '.join(sorted(names))}" if names else ""
+
+
 def build(
     dataset: IndexedDataset,
     key: IndexKey,

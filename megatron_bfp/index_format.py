@@ -28,6 +28,7 @@ from .indexed_dataset import IndexedDataset
 from .memory_maps import expect_next
 from .packing import Census, checked_cap, checked_count
 from .progress import Progress, without_progress
+from .splits import SPLIT_NAMES, split_fractions
 
 FORMAT = "megatron_bfp sequence index"
 VERSION = 2
@@ -66,6 +67,46 @@ class IndexKey:
         return f"s{self.seq_length}-d{self.first_document}-{self.end_document}{cap}"
 
     @classmethod
+    def for_split(
+        cls,
+        num_documents: int,
+        seq_length: int,
+        split: str | None,
+        split_name: str = "train",
+        max_documents_per_sequence: int | None = None,
+    ) -> "IndexKey | None":
+        """The index that a run's options mean: the one answer for datasets, tools and checks before a run.
+
+        Args:
+            num_documents: documents of the dataset.
+            seq_length: the run's ``--seq-length``.
+            split: the run's ``--split``, such as "969,30,1"; None for all documents, whatever ``split_name`` is.
+            split_name: which of the splits: train, valid or test.
+            max_documents_per_sequence: the run's cap on documents.
+
+        Returns:
+            None if ``split`` gives this split no share.
+
+        Raises:
+            OptionError: an argument is not what is described above.
+        """
+        documents = split_range(num_documents, split, split_name)
+        return None if documents is None else cls(seq_length, *documents, max_documents_per_sequence)
+
+    @classmethod
+    def for_fractions(
+        cls,
+        num_documents: int,
+        seq_length: int,
+        fractions: tuple[float, float] | None,
+        max_documents_per_sequence: int | None = None,
+    ) -> "IndexKey | None":
+        """As ``for_split``, for one entry of megatron-core's ``config.split_matrix``: where a split begins and ends."""
+        if fractions is None:
+            return None
+        return cls(seq_length, *document_range(fractions, num_documents), max_documents_per_sequence)
+
+    @classmethod
     def from_name(cls, name: str) -> "IndexKey | None":
         """The key that a directory's name stands for; None if it is no index's name."""
         match = NAME.fullmatch(name)
@@ -86,6 +127,22 @@ def document_range(fractions: tuple[float, float], num_documents: int) -> tuple[
     """
     first, end = (int(round(fraction * float(num_documents))) for fraction in fractions)
     return first, end
+
+
+def split_range(num_documents: int, split: str | None, split_name: str = "train") -> tuple[int, int] | None:
+    """First and end document of a split, given as ``--split`` gives it; None if the split has no share.
+
+    Args:
+        split: such as "969,30,1"; None for all documents.
+        split_name: train, valid or test.
+
+    Raises:
+        OptionError: there is no such split.
+    """
+    if split_name not in SPLIT_NAMES:
+        raise OptionError(f"there is no split {split_name!r}; splits are {', '.join(SPLIT_NAMES)}")
+    fractions = (0.0, 1.0) if split is None else split_fractions(split)[SPLIT_NAMES.index(split_name)]
+    return None if fractions is None else document_range(fractions, num_documents)
 
 
 def index_directory(prefix: str) -> str:

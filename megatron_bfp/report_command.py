@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from .command_line import Parser, run
 from .errors import InputError, OptionError
 from .files import write_whole
-from .index_format import document_range
+from .index_format import split_range
 from .indexed_dataset import IndexedDataset
 from .packing import checked_cap, checked_count
 from .progress import terminal_progress
 from .report import make_report, megatron_order
 from .report_pages import check_drawing, draw, to_json, to_markdown
-from .splits import split_fractions
 
 NAME = "report_bfp"
 CAPS = (32, 128)
@@ -38,15 +37,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parser.parse_args(argv)
     lengths = [checked_count("--seq-length", seq_length) for seq_length in options.seq_length]
     caps = [None, *(checked_cap(cap) for cap in options.max_documents_per_sequence)]
-    fractions = split_fractions(options.split)[0] if options.split else (0.0, 1.0)
     if not 0 <= options.seed < 1 << 32:
         raise OptionError(f"--seed {options.seed}: give an integer from 0 to 2**32 - 1, as numpy takes it")
-    if fractions is None:
+    if split_range(0, options.split) is None:  # before anything is read
         raise OptionError(f"--split {options.split}: its train split has no documents")
     if options.output:
         _check_output(options.output)
     dataset = IndexedDataset(options.prefix, needs_bin=False)
-    first, end = document_range(fractions, dataset.num_documents)
+    first, end = split_range(dataset.num_documents, options.split)
     ordered = megatron_order(dataset.document_lengths.range(first, end), options.seed, terminal_progress)
     reports = [make_report(ordered, seq_length, caps, terminal_progress) for seq_length in lengths]
     text = to_markdown(options.prefix, _order(dataset, options.seed, first, end), reports)

@@ -1,12 +1,11 @@
 """``python -m megatron_bfp show``: what one training sequence consists of."""
 
 import argparse
-import os
 
-from .errors import InputError, OptionError, SequenceIndexError
+from .errors import InputError, OptionError
 from .files import write_whole
-from .index_building import open_existing
-from .index_format import IndexKey, build_command, document_range, index_places
+from .index_building import open_or_refuse
+from .index_format import IndexKey
 from .indexed_dataset import IndexedDataset
 from .packing import checked_cap, checked_count
 from .preprocessing.tokenizers import load_tokenizer
@@ -14,7 +13,7 @@ from .sequence_index import SequenceIndex
 from .sequence_page import to_html
 from .sequence_view import to_text, view_sequence
 from .shuffle import sequence_of_sample
-from .splits import SPLIT_NAMES, split_fractions
+from .splits import SPLIT_NAMES
 
 SEED = 1234
 """Megatron's default for --seed."""
@@ -79,28 +78,12 @@ def _check(options: argparse.Namespace) -> None:
 
 def _open_index(options: argparse.Namespace) -> SequenceIndex:
     """The index that the options name."""
-    fractions, split_name = (0.0, 1.0), options.split_name or SPLIT_NAMES[0]
-    if options.split is not None:
-        fractions = split_fractions(options.split)[SPLIT_NAMES.index(split_name)]
-    if fractions is None:
+    dataset, split_name = IndexedDataset(options.prefix), options.split_name or SPLIT_NAMES[0]
+    cap = options.max_documents_per_sequence
+    key = IndexKey.for_split(dataset.num_documents, options.seq_length, options.split, split_name, cap)
+    if key is None:
         raise OptionError(f"--split {options.split}: its {split_name} split has no documents")
-    dataset = IndexedDataset(options.prefix)
-    first, end = document_range(fractions, dataset.num_documents)
-    key = IndexKey(options.seq_length, first, end, options.max_documents_per_sequence)
-    index = open_existing(dataset, key, options.data_cache_path)
-    if index is None:
-        places = index_places(dataset, options.data_cache_path)
-        raise SequenceIndexError(
-            f"{' and '.join(places)}: there is no sequence index {key.name}{_others(places)}. Build it: "
-            f"{build_command(dataset, key, options.split)}"
-        )
-    return index
-
-
-def _others(places: list[str]) -> str:
-    """The indexes that are there, as a part of a sentence: the wrong --split is asked for easily."""
-    names = {name for place in places if os.path.isdir(place) for name in os.listdir(place) if IndexKey.from_name(name)}
-    return f", only {', '.join(sorted(names))}" if names else ""
+    return open_or_refuse(dataset, key, options.data_cache_path, options.split)
 
 
 def _write_page(path: str, page: str) -> None:

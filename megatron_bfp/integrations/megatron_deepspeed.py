@@ -174,7 +174,8 @@ def _build_packed_split(_: Callable) -> Callable:
         from .megatron_deepspeed_dataset import build_dataset
 
         dataset = IndexedDataset(data_prefix)
-        key = IndexKey(seq_length, 0, dataset.num_documents, _options().max_documents_per_sequence)
+        cap = _options().max_documents_per_sequence  # the dataset is a split by itself: all of its documents
+        key = IndexKey.for_split(dataset.num_documents, seq_length, None, max_documents_per_sequence=cap)
         packed = build_dataset(dataset, key, num_samples, seed, data_cache_path)
         if packed is None:
             raise OptionError(f"{data_prefix}: has no tokens; take it out of --{dataset_name}-data-path")

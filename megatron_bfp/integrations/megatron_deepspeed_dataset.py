@@ -11,13 +11,13 @@ import numpy as np
 
 from ..errors import OptionError
 from ..index_building import open_or_build
-from ..index_format import IndexKey, document_range
+from ..index_format import IndexKey
 from ..indexed_dataset import IndexedDataset
 from ..progress import log_progress
 from ..samples import build_sample
 from ..sequence_index import SequenceIndex
 from ..shuffle import sequence_of_sample
-from ..splits import SPLIT_NAMES, split_fractions
+from ..splits import SPLIT_NAMES
 
 logger = logging.getLogger(__name__)
 
@@ -97,16 +97,15 @@ def build_splits(
     """
     dataset = IndexedDataset(prefix)
     datasets = []
-    for name, fractions, wanted in zip(SPLIT_NAMES, split_fractions(split.replace("/", ",")), num_samples, strict=True):
-        packed = None
-        if fractions is not None:
-            first, end = document_range(fractions, dataset.num_documents)
-            key = IndexKey(seq_length, first, end, max_documents_per_sequence)
+    for name, wanted in zip(SPLIT_NAMES, num_samples, strict=True):
+        packed, shares = None, split.replace("/", ",")
+        key = IndexKey.for_split(dataset.num_documents, seq_length, shares, name, max_documents_per_sequence)
+        if key is not None:
             packed = build_dataset(dataset, key, wanted, seed, cache_path)
             if packed is None and is_in_blend:
                 raise OptionError(
-                    f"{prefix}: the {name} split, documents {first} to {end} of {dataset.num_documents}, has no "
-                    "tokens; take it out of the blend, or change --split"
+                    f"{prefix}: the {name} split, documents {key.first_document} to {key.end_document} of "
+                    f"{dataset.num_documents}, has no tokens; take it out of the blend, or change --split"
                 )
         datasets.append(packed)
     return tuple(datasets)

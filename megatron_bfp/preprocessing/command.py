@@ -8,13 +8,13 @@ from collections.abc import Sequence
 
 from ..command_line import run
 from ..index_building import build
-from ..index_format import IndexKey, document_range, index_directory
+from ..index_format import IndexKey, index_directory
 from ..indexed_dataset import IndexedDataset
 from ..merging import merge
 from ..progress import terminal_progress
 from ..report import count_cuts
 from ..sequence_index import SequenceIndex
-from ..splits import SPLIT_NAMES, split_fractions
+from ..splits import SPLIT_NAMES
 from ..tables import format_table
 from .dataset import write_datasets
 from .documents import Place
@@ -60,17 +60,13 @@ def _written(options: argparse.Namespace) -> list[WrittenDataset]:
 
 def _build_indexes(dataset: IndexedDataset, options: argparse.Namespace) -> list[tuple[str, SequenceIndex]]:
     """The indexes of a dataset, each with its split's name."""
-    if options.split is None:
-        splits = {"all": (0.0, 1.0)}
-    else:
-        splits = {name: fractions for name, fractions in zip(SPLIT_NAMES, split_fractions(options.split)) if fractions}
-    built = []
+    names = {"all": "train"} if options.split is None else dict(zip(SPLIT_NAMES, SPLIT_NAMES))
+    cap, directory, built = options.max_documents_per_sequence, index_directory(dataset.prefix), []
     for seq_length in options.seq_length:
-        for name, fractions in splits.items():
-            first, end = document_range(fractions, dataset.num_documents)
-            key = IndexKey(seq_length, first, end, options.max_documents_per_sequence)
-            directory = index_directory(dataset.prefix)
-            built.append((name, build(dataset, key, directory, options.overwrite, terminal_progress)))
+        for label, name in names.items():
+            key = IndexKey.for_split(dataset.num_documents, seq_length, options.split, name, cap)
+            if key is not None:
+                built.append((label, build(dataset, key, directory, options.overwrite, terminal_progress)))
     return built
 
 
