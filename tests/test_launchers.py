@@ -116,7 +116,7 @@ def test_the_steps_of_an_epoch_are_those_of_the_index(folder, write_dataset):
 
     dataset = write_dataset([[1] * length for length in [512] * 100 + [200, 312] * 50], "data")
     run = {"DATA_PATH": dataset.prefix, "GPUS_PER_NODE": 2, "NODES": 2}
-    assert "not known yet: no sequence index" in dry_run(folder, "slurm", "tiny", **run)[1]
+    assert re.search("not known yet: .*there is no sequence index s512-d0-194", dry_run(folder, "slurm", "tiny", **run)[1])
     key = IndexKey(512, 0, 194)  # of 200 documents, 969 in 1000
     counts = build(dataset, key, f"{dataset.prefix}.bfp").counts
     steps = counts["sequences"] / 16
@@ -148,7 +148,7 @@ def test_what_is_missing_is_named(folder):
 
 
 def test_the_environment_reaches_all_hosts_in_the_form_deepspeed_reads(folder):
-    script = f'source "{LAUNCH}/environment.sh"; assignments'
+    script = f'source "{LAUNCH}/functions.sh"; source "{LAUNCH}/environment.sh"; assignments'
     done = subprocess.run(["bash", "-euc", script], capture_output=True, text=True, check=True)
     lines = done.stdout.splitlines()
     assert "CUDA_DEVICE_MAX_CONNECTIONS=1" in lines
@@ -184,7 +184,8 @@ done
 status=0 tasks=() number=0
 for host in "${hosts[@]}"; do
     command="$*"
-    env -i HOME="$HOME" PATH=/usr/bin:/bin CUDA_VISIBLE_DEVICES= bash -c "${command//%n/$number}" &
+    command=${command//%n/$number}
+    env -i HOME="$HOME" PATH=/usr/bin:/bin CUDA_VISIBLE_DEVICES= bash -c "${command//%%/%}" &
     tasks+=($!) number=$((number + 1))
 done
 for task in "${tasks[@]}"; do wait "$task" || status=$?; done
