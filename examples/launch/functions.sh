@@ -1,5 +1,6 @@
 # shellcheck shell=bash
 # Functions of the launchers: errors, commands, and words on their way to other hosts. Sourced by all of them.
+# shellcheck disable=SC2034  # words and hosts are for those who source this
 
 die() {
     printf '%s: error: %s\n' "$(basename "$0")" "$*" >&2
