@@ -18,8 +18,8 @@ from run_options import RunOptions, run_options, trainer_and_words
 
 from megatron_bfp.command_line import Parser, run
 from megatron_bfp.errors import BFPError, OptionError
-from megatron_bfp.indexed_dataset import IndexedDataset
 from megatron_bfp.index_format import document_range
+from megatron_bfp.indexed_dataset import IndexedDataset
 from megatron_bfp.splits import split_fractions
 
 ROOM = 79 * GB
@@ -97,6 +97,8 @@ def epochs(options: RunOptions, layout: Layout) -> Iterator[tuple[str, str]]:
     except BFPError as error:
         yield "epoch", f"not known yet: {error}"
         return
+    if weights is None and len(prefixes) > 1 and samples > sum(sequences):
+        yield "", "MORE THAN ONE EPOCH of a blend without weights, which Megatron cannot train: give each a weight"
     shares = np.array(weights or sequences) / sum(weights or sequences)
     for prefix, number_of_sequences, share in zip(prefixes, sequences, shares.tolist(), strict=True):
         steps = number_of_sequences / (share * layout.global_batch_size)

@@ -235,7 +235,8 @@ def stop_training(options: argparse.Namespace, dataset: Any, iteration: int, rea
         log(f"sample {sample}: {origin.prefix}{sequence}, documents {', '.join(map(str, origin.documents))}")
     raise TrainingStopped(
         f"iteration {iteration + 1}: {reason}. It was made of the samples {first} to "
-        f"{first + options.global_batch_size - 1}, listed above with their documents; `{show_command(options)}` shows one"
+        f"{first + options.global_batch_size - 1}, listed above with their documents; "
+        f"`{show_command(options)}` shows one"
     )
 
 

@@ -1,5 +1,6 @@
 """Words on their way from a launcher to the trainer's processes: through pdsh, shells, srun and deepspeed."""
 
+import json
 import os
 import re
 import shutil
@@ -19,7 +20,7 @@ from megatron_bfp.index_format import IndexKey, index_directory  # noqa: E402
 
 FUNCTIONS = LAUNCH / "functions.sh"
 SHELLS = [shell for shell in ("bash", "dash") if shutil.which(shell)]
-WORDS = ["a b", "$(touch owned)", "`touch owned` b", 'a $HOME "q" `x` \\ b', "it's", "it's a", "<|endoftext|>", "%n%h%%u"]
+WORDS = ["a b", "$(touch owned)", "`touch owned` b", 'a $HOME "q" `x` \\ b', "it's", "it's a", "<|endoftext|>", "%n%h%"]
 WORDS += ["50% %n", "tab\tb", "line\nfeed", "a\nb c\n", "*", "~", "a & b", 'a \\" b', "\\", "a \\", "é", "!x", "a=b c"]
 PROGRAMS = ("deepspeed", "pdsh", "srun", "python", "bash", "torchrun")
 STAND_IN = """#!/bin/bash
@@ -47,7 +48,7 @@ def written(programs):
     return [line.split("\0") for line in lines]
 
 
-def record(programs, launcher, *words, folder=None, **variables):
+def record(programs, launcher, *words, recipe=RECIPES / "llama_7b_code_2k.sh", folder=None, **variables):
     """The command lines that a launcher gives to the programs that start processes, and what it prints."""
     folder = folder or programs.parent
     (folder / "hosts").write_text("node-1 slots=8\nnode-2 slots=8\n")
@@ -55,7 +56,7 @@ def record(programs, launcher, *words, folder=None, **variables):
     settings |= {"DATA_PATH": "data", "TOKENIZER_MODEL": "t.model", "OUTPUT": programs / "out"}
     settings["PATH"] = f"{programs}:/usr/bin:/bin"
     environment = launching.ENVIRONMENT | {name: str(value) for name, value in (settings | variables).items()}
-    command = ["/bin/bash", str(LAUNCH / f"{launcher}.sh"), str(RECIPES / "llama_7b_code_2k.sh"), *words]
+    command = ["/bin/bash", str(LAUNCH / f"{launcher}.sh"), str(recipe), *words]
     done = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment, timeout=60)
     assert done.returncode == 0, done.stderr
     return written(programs), done.stdout
@@ -178,6 +179,57 @@ def test_fault_B12_environment_variables_arrive_through_deepspeeds_file(tmp_path
     environment["NCCL_IB_HCA"] = "two\nlines"
     done = subprocess.run(["bash", "-euc", script], capture_output=True, text=True, env=environment)
     assert done.returncode == 2 and "NCCL_IB_HCA holds a line feed" in done.stderr
+
+
+def planned(output):
+    """The numbers of the plan, by their names."""
+    return dict(re.findall(r"^(\S.*?)  +(.*)$", output, re.MULTILINE))
+
+
+def test_fault_A15_a_recipe_that_reads_the_environment_is_planned_as_it_is_run(programs, tmp_path):
+    """Under a name that bash would look for in PATH."""
+    (tmp_path / "bash").write_text(f'source "{RECIPES}/tiny.sh"\nmicro_batch_size=${{MICRO:-4}}\n')
+    for variables, expected in (({"GPUS_PER_NODE": 1}, 4), ({"GPUS_PER_NODE": 1, "MICRO": 1}, 1)):
+        (preflight, trainer), output = record(programs, "slurm", recipe="bash", **variables)
+        for words in (preflight, trainer):
+            assert words[words.index("--micro-batch-size") + 1] == str(expected)
+        assert planned(output)["micro-batch size"] == str(expected)
+        memory = planned(output)["memory of a GPU, estimated"]
+        assert memory.endswith(f"activations {'289.4' if expected == 4 else '76.5'}")
+    assert preflight[preflight.index("--gpus-per-node") + 1] == "0"  # it trains on CPUs
+    assert preflight[preflight.index("--vocab-size") + 1] == "8192"
+
+
+def test_fault_C06_the_plan_is_of_what_is_given_after_the_recipe(programs):
+    after_recipe = ("--train-iters", "7", "--micro-batch-size", "2", "--global-batch-size=512", "--lr-warmup-it", "2")
+    _, output = record(programs, "slurm", *after_recipe, "--tensor-model-parallel-size", "2", "--seq-length", "1024")
+    numbers = planned(output)
+    assert numbers["steps"] == "7, 0.0 B tokens" and numbers["warm-up steps"].startswith("2, ")
+    assert numbers["tokens a step"] == "524,288 in 512 sequences" and numbers["tensor parallel"] == "2"
+    assert (numbers["data parallel"], numbers["gradient accumulation steps"]) == ("8", "32")
+    with pytest.raises(AssertionError, match="plan_run: error: 2 nodes of 8 GPUs: global_batch_size=1000 is no"):
+        record(programs, "slurm", "--global-batch-size", "1000")
+    with pytest.raises(AssertionError, match="plan_run: error: .*--no-such-option"):
+        record(programs, "slurm", "--no-such-option")
+    assert not (programs / "words").exists()  # nothing was started
+
+
+def test_fault_C06_deepspeeds_configuration_follows_the_options(programs):
+    variables = {"TRAINER": "megatron_deepspeed", "MEGATRON_PATH": "m"}
+    path = programs / "out" / "deepspeed.json"
+    record(programs, "deepspeed_no_ssh", **variables)
+    usual = json.loads(path.read_text())
+    assert usual["train_batch_size"] == 1024 and usual["bf16"] == {"enabled": True} and not usual["fp16"]["enabled"]
+    after_recipe = ["--global-batch-size=512", "--micro-batch-size", "2", "--micro-batch-size", "4"]
+    record(programs, "deepspeed_no_ssh", *after_recipe, "--clip-grad", "0.5", "--zero-stage", "0", **variables)
+    changed = {"train_batch_size": 512, "train_micro_batch_size_per_gpu": 4, "gradient_clipping": 0.5}
+    assert json.loads(path.read_text()) == usual | changed | {"zero_optimization": {"stage": 0}}
+    assert sorted(os.listdir(path.parent)) == ["deepspeed.json", "hostfile-1"]
+
+
+def test_fault_C06_a_trainer_that_is_not_there_is_named(programs):
+    with pytest.raises(AssertionError, match="TRAINER=nanogpt: give pretrain_gpt, megatron_lm or megatron_deepspeed"):
+        record(programs, "slurm", TRAINER="nanogpt")
 
 
 def in_functions(script, *arguments):

@@ -116,7 +116,8 @@ def test_the_steps_of_an_epoch_are_those_of_the_index(folder, write_dataset):
 
     dataset = write_dataset([[1] * length for length in [512] * 100 + [200, 312] * 50], "data")
     run = {"DATA_PATH": dataset.prefix, "GPUS_PER_NODE": 2, "NODES": 2}
-    assert re.search("not known yet: .*there is no sequence index s512-d0-194", dry_run(folder, "slurm", "tiny", **run)[1])
+    output = dry_run(folder, "slurm", "tiny", **run)[1]
+    assert re.search("not known yet: .*there is no sequence index s512-d0-194", output)
     key = IndexKey(512, 0, 194)  # of 200 documents, 969 in 1000
     counts = build(dataset, key, f"{dataset.prefix}.bfp").counts
     steps = counts["sequences"] / 16

@@ -105,7 +105,7 @@ def test_a_missing_index_is_found_on_its_node(nodes):
     shutil.rmtree(nodes[1] / "data.bfp/s64-d0-8")
     (line,) = problems(preflight(nodes))
     assert line.startswith(
-        "preflight: error: node node-b: data.bfp: there is no sequence index s64-d0-8, only s64-d8-10. Build it: megatron-"
+        "preflight: error: node node-b: data.bfp: there is no sequence index s64-d0-8, only s64-d8-10. Build it: "
     )
     assert line.endswith("--indexed data --seq-length 64 --split 80,20")
 

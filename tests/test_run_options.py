@@ -140,7 +140,7 @@ def test_fault_A15_two_values_of_data_impl_are_refused_for_megatron():
 
 
 def test_fault_A15_another_trainer_is_refused():
-    with pytest.raises(OptionError, match="^TRAINER=nanogpt: give one of pretrain_gpt, megatron_lm, megatron_deepspeed"):
+    with pytest.raises(OptionError, match="^TRAINER=nanogpt: give one of pretrain_gpt, megatron_lm, mega"):
         run_options("nanogpt", [])
     assert trainer_and_words(["a", "b"]) == ("a", ["b"])
     with pytest.raises(OptionError, match="--trainer"):
@@ -172,7 +172,7 @@ def test_fault_A15_a_split_without_a_sequence_is_said(dataset):
     for words in (("--split", "0,1"), ("--split", "0,1", "--data-impl", "mmap"), ("--split", "0.01,1")):
         if words[1] == "0.01,1":
             build(dataset, IndexKey(8, 0, 0), index_directory(dataset.prefix))
-        with pytest.raises(OptionError, match=f"--split {words[1]}: the train split of {dataset.prefix} has no sequence"):
+        with pytest.raises(OptionError, match=f"--split {words[1]}: the train split of .*data has no sequence"):
             training_sequences(dataset.prefix, of_the_example(*words))
 
 
@@ -196,7 +196,8 @@ def test_fault_C06_more_than_four_epochs_are_said(tmp_path):
     build(write(tmp_path / "data", documents_of([8] * 10)), IndexKey(8, 0, 8), index_directory(prefix))
     assert rows([prefix], "--train-iters", "4") == [f"1.0 steps for the 8 sequences of {prefix}, seen 4.00 times"]
     seen, warning = rows([prefix], "--train-iters", "5")
-    assert seen.endswith("seen 5.00 times") and warning == f"MORE THAN 4 EPOCHS of {prefix}: take fewer steps, or more data"
+    assert seen.endswith("seen 5.00 times")
+    assert warning == f"MORE THAN 4 EPOCHS of {prefix}: take fewer steps, or more data"
     (seen,) = rows([prefix], "--train-iters", "5", "--global-batch-size", "2")
     assert seen == f"4.0 steps for the 8 sequences of {prefix}, seen 1.25 times"
 
@@ -210,7 +211,10 @@ def test_fault_C06_each_corpus_of_a_blend_has_its_epochs(tmp_path):
     first, warning, second = rows(["3", prefixes[0], "1", prefixes[1]], "--train-iters", "8")
     assert first.endswith(f"8 sequences of {prefixes[0]}, seen 6.00 times") and "MORE THAN 4" in warning
     assert second == f"8.0 steps for the 16 sequences of {prefixes[1]}, seen 1.00 times"
-    assert [text[-15:] for text in rows(prefixes, "--train-iters", "3")] == [", seen 1.00 times"[-15:]] * 2
+    one_epoch = rows(prefixes, "--train-iters", "3")
+    assert len(one_epoch) == 2 and all(text.endswith("seen 1.00 times") for text in one_epoch)
+    warning, *both = rows(prefixes, "--train-iters", "4")  # without weights megatron-core blends one epoch
+    assert warning.startswith("MORE THAN ONE EPOCH of a blend without weights") and len(both) == 2
 
 
 def test_fault_A15_a_recipe_that_reads_the_environment_gives_what_the_run_gets(tmp_path, monkeypatch):
@@ -251,8 +255,8 @@ def test_fault_C06_what_is_not_estimated_is_said():
     for other in (options, dataclasses.replace(options, other_parallel=1, has_experts=True)):
         with pytest.raises(OptionError, match="^not estimated"):
             estimate(Model(other, 100, False), Layout.of(other, 1, 2))
-    alone = dataclasses.replace(options, other_parallel=1)
-    assert estimate(Model(alone, 100, False), Layout.of(alone, 1, 2)).total > 12 * num_parameters(Model(alone, 100, False))
+    alone = Model(dataclasses.replace(options, other_parallel=1), 100, False)
+    assert estimate(alone, Layout.of(alone.options, 1, 2)).total > 12 * num_parameters(alone)
 
 
 def test_fault_C06_a_batch_of_one_micro_batch_a_rank_follows_from_the_cluster():
