@@ -48,7 +48,7 @@ def written(programs):
     return [line.split("\0") for line in lines]
 
 
-def record(programs, launcher, *words, recipe=RECIPES / "llama_7b_code_2k.sh", folder=None, **variables):
+def record(programs, launcher, *words, recipe=RECIPES / "llama_7b_code_2k.sh", folder=None, launch=LAUNCH, **variables):
     """The command lines that a launcher gives to the programs that start processes, and what it prints."""
     folder = folder or programs.parent
     (folder / "hosts").write_text("node-1 slots=8\nnode-2 slots=8\n")
@@ -56,7 +56,7 @@ def record(programs, launcher, *words, recipe=RECIPES / "llama_7b_code_2k.sh", f
     settings |= {"DATA_PATH": "data", "TOKENIZER_MODEL": "t.model", "OUTPUT": programs / "out"}
     settings["PATH"] = f"{programs}:/usr/bin:/bin"
     environment = launching.ENVIRONMENT | {name: str(value) for name, value in (settings | variables).items()}
-    command = ["/bin/bash", str(LAUNCH / f"{launcher}.sh"), str(recipe), *words]
+    command = ["/bin/bash", str(launch / f"{launcher}.sh"), str(recipe), *words]
     done = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment, timeout=60)
     assert done.returncode == 0, done.stderr
     return written(programs), done.stdout
@@ -148,6 +148,23 @@ def test_fault_B12_megatrons_script_may_lie_in_any_folder(programs, monkeypatch)
     (_, line), _ = record(programs, "deepspeed_hostfile", "--seed", "7", **variables)
     words = run_remotely(through_deepspeed(line, 0), programs, "bash")
     assert words[words.index("megatron_bfp") :][:2] == ["megatron_bfp", f"{checkout}/pretrain_gpt.py"]
+
+
+@pytest.mark.parametrize("launcher", ["deepspeed_hostfile", "torchrun_hostfile"])
+def test_fault_B12_this_repository_may_lie_in_any_folder(programs, tmp_path, monkeypatch, launcher):
+    pytest.importorskip("deepspeed")
+    monkeypatch.setattr(sys, "executable", "python")
+    repository = tmp_path / "my $HOME/it's \"here\"%n"
+    repository.mkdir(parents=True)
+    (repository / "examples").symlink_to(LAUNCH.parent)
+    lines, _ = record(programs, launcher, launch=repository / "examples" / "launch")
+    for line, script in zip(lines, ("preflight.py", "pretrain_gpt.py"), strict=True):
+        (programs / "environment").unlink()
+        command = through_deepspeed(line, 0) if line[0] == "deepspeed" else as_pdsh(line[-1], 0)
+        assert f"{repository}/examples/{script}" in run_remotely(command, programs, "bash")
+        if line[0] != "deepspeed":  # there the file for the environment has it
+            seen = (programs / "environment").read_text().split("\0")
+            assert f"PYTHONPATH={repository}:{launching.ENVIRONMENT['PYTHONPATH']}" in seen
 
 
 def test_fault_B12_a_folder_that_deepspeed_cannot_hand_on_is_refused(programs, tmp_path):

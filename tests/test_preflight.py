@@ -123,6 +123,13 @@ def test_another_idx_is_found(nodes):
     assert all("node node-c: data" in line and "on node-a, node-b it is" in line for line in lines)
 
 
+def test_another_bin_is_found(nodes):
+    """Other tokens in documents of the same lengths: the .idx and its indexes are the same."""
+    write(nodes[2] / "data", documents_of([7, 40, 12, 64, 3, 30, 9, 21, 5, 11], first_token=2))
+    (line,) = problems(preflight(nodes))
+    assert line.startswith("preflight: error: node node-c: data.bin is ")
+
+
 def test_an_idx_that_its_index_was_not_built_from_is_found(nodes):
     write(nodes[1] / "data", documents_of([8, 39, 12, 64, 3, 30, 9, 21, 5, 11]))
     lines = problems(preflight(nodes))

@@ -220,7 +220,8 @@ def test_fault_C06_each_corpus_of_a_blend_has_its_epochs(tmp_path):
 def test_fault_A15_a_recipe_that_reads_the_environment_gives_what_the_run_gets(tmp_path, monkeypatch):
     recipe = tmp_path / "my recipe.sh"
     recipe.write_text(f'source "{TINY}"\nmicro_batch_size=${{MICRO:-4}}\necho hello\n')
-    assert read_recipe(str(recipe)).options.micro_batch_size == 4
+    usual = read_recipe(str(recipe))
+    assert (usual.options.micro_batch_size, usual.device, usual.vocab_size) == (4, "cpu", 8192)
     monkeypatch.setenv("MICRO", "1")
     monkeypatch.chdir(tmp_path)
     assert read_recipe("my recipe.sh").options.micro_batch_size == 1
