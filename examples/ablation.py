@@ -129,19 +129,20 @@ def full_runs(options: argparse.Namespace) -> tuple[list[TrainingRun], list[str]
         for method in METHODS:
             twin = "" if method == "pack" else f"_{method}"
             path = os.path.join(EXAMPLES, "recipes", f"{FULL_RECIPE}{twin}.sh")
-            recipe = read_recipe(path)
             folder = os.path.abspath(_run_folder(options.output, method, seed))
+            # After the recipe, as DATA_PATH has no paths with a space
+            words = ["--data-path", *options.data_path, "--seed", str(seed)]
+            recipe = read_recipe(path, words).options
             names = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "seq_length")
             names += ("micro_batch_size", "train_iters", "tokenizer_type")
-            of_recipe = {name.replace("_", "-"): recipe[name] for name in names}
-            of_recipe["train-iters"] = int(of_recipe["train-iters"])
-            of_recipe |= {"bf16": True} if recipe["precision"] == "bf16" else {}
+            of_recipe = {name.replace("_", "-"): getattr(recipe, name) for name in names}
+            of_recipe |= {"bf16": True} if recipe.half_precision else {}
             of_recipe |= {"tokenizer-model": options.tokenizer_model, "data-path": options.data_path}
             runs.append(TrainingRun(f"{method}, seed {seed}", folder, of_recipe))
             variables = {"DATA_PATH": " ".join(options.data_path), "TOKENIZER_MODEL": options.tokenizer_model}
             variables["OUTPUT"] = folder
             assignments = " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
-            commands.append(f"{assignments} {options.launcher} {shlex.quote(path)} --seed {seed}")
+            commands.append(f"{assignments} {options.launcher} {shlex.join([path, *words])}")
     return runs, commands
 
 

@@ -1,106 +1,140 @@
-"""Print what a recipe comes to on a cluster: how the global batch is dealt out, steps, epochs, memory.
+"""Print what a run comes to on a cluster: how the global batch is dealt out, steps, epochs, memory.
 
-The launchers run it first, so that a recipe that does not divide is refused before anything starts.
+The launchers run it first, with the options that the trainer will get, so that a run that does not divide or whose
+options the trainer would refuse is refused before anything starts.
 """
 
 import argparse
-import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import numpy as np
 from data_path import blend
-from estimate_memory import GB, estimate
-from recipe import Layout, number, read_recipe
+from estimate_memory import GB, Model, estimate
+from recipe import Layout, vocab_size_of
+from run_indexes import index_key, open_index
+from run_options import RunOptions, run_options, trainer_and_words
 
 from megatron_bfp.command_line import Parser, run
 from megatron_bfp.errors import BFPError, OptionError
-from megatron_bfp.index_format import IndexKey, document_range, index_directory
+from megatron_bfp.index_format import document_range
 from megatron_bfp.indexed_dataset import IndexedDataset
 from megatron_bfp.splits import split_fractions
 
 ROOM = 79 * GB
 """Of an A100-80GB, what is left beside CUDA, NCCL and a fragmented allocator."""
+MOST_EPOCHS = 4
+"""Repeating data up to so often is nearly as good as new data (Muennighoff et al., 2023); beyond, ever less."""
 
 
 def main() -> None:
     """Print the numbers.
 
     Raises:
-        BFPError: the recipe cannot be used on this cluster.
+        BFPError: the run is not possible on this cluster.
     """
-    parser = Parser(prog="plan_run", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("recipe", metavar="RECIPE")
+    parser = Parser(
+        prog="plan_run",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,  # of the trainer's options neither
+    )
+    parser.add_argument("name", metavar="NAME", help="of the run, or its recipe")
     parser.add_argument("--nodes", type=int, required=True)
     parser.add_argument("--gpus-per-node", type=int, required=True)
-    parser.add_argument("--data-path", nargs="+", required=True)
-    options = parser.parse_args()
-    recipe = read_recipe(options.recipe)
-    layout = Layout.of(recipe, options.nodes, options.gpus_per_node)
-    rows = list(numbers(options.recipe, recipe, layout))
-    rows += [("epoch", text) for text in epochs(recipe, layout, options.data_path)]
+    parser.add_argument("--device", choices=("cpu", "gpu"), default="gpu")
+    parser.add_argument("--vocab-size", required=True, help="of the tokenizer, for the memory estimate")
+    parser.add_argument(
+        "--trainer", nargs=argparse.REMAINDER, required=True, metavar="NAME OPTIONS", help="all that follow are its own"
+    )
+    arguments = parser.parse_args()
+    options = run_options(*trainer_and_words(arguments.trainer))
+    layout = Layout.of(options, arguments.nodes, arguments.gpus_per_node)
+    model = Model(options, vocab_size_of(arguments.vocab_size), arguments.device == "cpu")
+    rows = [("recipe", os.path.splitext(os.path.basename(arguments.name))[0])]
+    rows += [*numbers(layout, options), *memory(model, layout), *epochs(options, layout)]
     for name, text in rows:
         print(f"{name:<30}{text}")
 
 
-def numbers(path: str, recipe: Mapping[str, str], layout: Layout) -> Iterator[tuple[str, str]]:
-    """Names and values of what follows from the recipe and the cluster alone."""
-    iterations, warmup = number(recipe, "train_iters"), number(recipe, "lr_warmup_iters")
+def numbers(layout: Layout, options: RunOptions) -> Iterator[tuple[str, str]]:
+    """Names and values of what follows from the options and the cluster alone."""
     tokens = layout.tokens_a_step
-    yield "recipe", os.path.splitext(os.path.basename(path))[0]
     yield "GPUs", f"{layout.nodes} x {layout.gpus_per_node} = {layout.world_size}"
-    yield "tensor parallel", f"{layout.tensor_parallel}"
+    yield "tensor parallel", f"{options.tensor_parallel}"
+    if options.other_parallel > 1:
+        yield "pipeline, context parallel", f"{options.other_parallel}"
     yield "data parallel", f"{layout.data_parallel}"
     yield "micro-batch size", f"{layout.micro_batch_size}"
     yield "gradient accumulation steps", f"{layout.accumulation}"
     yield "tokens a step", f"{tokens:,} in {layout.global_batch_size:,} sequences"
-    yield "steps", f"{iterations:,}, {iterations * tokens / 1e9:,.1f} B tokens"
-    yield "warm-up steps", f"{warmup:,}, {warmup * tokens / 1e9:,.1f} B tokens"
-    memory = estimate(recipe, layout)
-    yield "memory of a GPU, estimated", str(memory)
-    if recipe["device"] == "gpu" and memory.total > ROOM:
+    if options.batch_size_grows:
+        yield "", "with --rampup-batch-size the first steps have fewer, and the numbers below are too high"
+    yield "steps", f"{options.train_iters:,}, {options.train_iters * tokens / 1e9:,.1f} B tokens"
+    yield "warm-up steps", f"{options.lr_warmup_iters:,}, {options.lr_warmup_iters * tokens / 1e9:,.1f} B tokens"
+
+
+def memory(model: Model, layout: Layout) -> Iterator[tuple[str, str]]:
+    """The memory of a GPU, and a warning where it has less."""
+    name = "memory of a GPU, estimated"
+    try:
+        estimated = estimate(model, layout)
+    except OptionError as error:
+        yield name, str(error)
+        return
+    yield name, str(estimated)
+    if not model.on_cpu and estimated.total > ROOM:
         yield "", "MORE THAN AN A100-80GB HAS: take more nodes, or more tensor_parallel or recompute=full in the recipe"
 
 
-def epochs(recipe: Mapping[str, str], layout: Layout, data_path: list[str]) -> Iterator[str]:
-    """A line for each dataset: steps until it was seen once, and how often it is seen; or why that is not known."""
-    samples = number(recipe, "train_iters") * layout.global_batch_size
-    prefixes, weights = blend(data_path)
+def epochs(options: RunOptions, layout: Layout) -> Iterator[tuple[str, str]]:
+    """For each dataset, steps until it was seen once, and how often it is seen; or why that is not known."""
+    samples = options.train_iters * layout.global_batch_size
+    prefixes, weights = blend(options.data_path)
     try:
-        sequences = [training_sequences(prefix, recipe) for prefix in prefixes]
+        sequences = [training_sequences(prefix, options) for prefix in prefixes]
     except BFPError as error:
-        yield f"not known yet: {error}"
+        yield "epoch", f"not known yet: {error}"
         return
+    if weights is None and len(prefixes) > 1 and samples > sum(sequences):
+        yield "", "MORE THAN ONE EPOCH of a blend without weights, which Megatron cannot train: give each a weight"
     shares = np.array(weights or sequences) / sum(weights or sequences)
-    for prefix, number_of_sequences, share in zip(prefixes, sequences, shares):
+    for prefix, number_of_sequences, share in zip(prefixes, sequences, shares.tolist(), strict=True):
         steps = number_of_sequences / (share * layout.global_batch_size)
         seen = samples * share / number_of_sequences
-        yield f"{steps:,.1f} steps for the {number_of_sequences:,} sequences of {prefix}, seen {seen:.2f} times"
+        seen_times = f"seen {seen:,.2f} times"
+        yield "epoch", f"{steps:,.1f} steps for the {number_of_sequences:,} sequences of {prefix}, {seen_times}"
+        if seen > MOST_EPOCHS:
+            yield "", f"MORE THAN {MOST_EPOCHS} EPOCHS of {prefix}: take fewer steps, or more data"
 
 
-def training_sequences(prefix: str, recipe: Mapping[str, str]) -> int:
+def training_sequences(prefix: str, options: RunOptions) -> int:
     """Sequences of a dataset's training split.
 
     Raises:
-        BFPError: the dataset or its sequence index is not there.
+        BFPError: the dataset or its sequence index is not there, or the split has no tokens.
     """
     dataset = IndexedDataset(prefix, needs_bin=False)
-    fractions = split_fractions(recipe["split"])[0]
-    if fractions is None:
-        raise OptionError(f"--split {recipe['split']}: the train split is empty")
-    first, end = document_range(fractions, dataset.num_documents)
-    seq_length = number(recipe, "seq_length")
-    if recipe["data_impl"] == "mmap":
-        (start, _), (_, stop) = dataset.spans(np.array([first, end - 1]))
-        return (stop - start - 1) // seq_length
-    key = IndexKey(seq_length, first, end)
-    path = os.path.join(index_directory(prefix), key.name, "index.json")
-    try:
-        with open(path, encoding="ascii") as file:
-            return json.load(file)["counts"]["sequences"]
-    except (OSError, ValueError, KeyError):
-        raise OptionError(f"no sequence index {os.path.dirname(path)}") from None
+    if options.data_impl == "mmap":
+        count = _concatenated_sequences(dataset, options)
+    else:
+        key = index_key(options, dataset, "train")
+        count = 0 if key is None else len(open_index(options, dataset, key))
+    if count < 1:
+        raise OptionError(f"--split {options.split}: the train split of {prefix} has no sequence")
+    return count
+
+
+def _concatenated_sequences(dataset: IndexedDataset, options: RunOptions) -> int:
+    """As GPTDataset counts them, whose splits are of the .idx file's sequences; each needs a token more."""
+    fractions = split_fractions(options.split)[0]
+    first, end = document_range(fractions or (0.0, 0.0), dataset.num_sequences)
+    if first == end:
+        return 0
+    stop = int(dataset.sequence_pointers[end - 1]) // dataset.dtype.itemsize + int(dataset.sequence_lengths[end - 1])
+    tokens = stop - int(dataset.sequence_pointers[first]) // dataset.dtype.itemsize
+    return (tokens - 1) // options.seq_length
 
 
 if __name__ == "__main__":

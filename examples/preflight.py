@@ -1,7 +1,8 @@
 """Check the nodes of a cluster before training, so that what is wrong is told in a line and not by a hanging run.
 
-The launchers start it once on each node. Each looks at what training will need: the dataset, its sequence index and the
-tokenizer can be read, packages and GPUs are there. The node of rank 0 listens on the master port, as training will,
+The launchers start it once on each node, with the options that the trainer will get. Each looks at what training will
+need: the dataset, its sequence indexes and the tokenizer can be read, checkpoints can be written, packages and GPUs are
+there. The node of rank 0 listens on the master port, as training will,
 gathers what the others found, and compares: all must have read the same bytes and run the same versions. So it finds
 also a port that is taken and nodes that cannot reach each other. Every node ends with status 0 if all is well, else 2;
 that of rank 0 prints a line for each problem, with the node's name.
@@ -24,16 +25,19 @@ from pathlib import Path
 from typing import Any
 
 from data_path import blend
+from estimate_memory import Model, num_parameters
+from recipe import vocab_size_of
+from run_indexes import index_key, is_built_at_start, open_index
+from run_options import RunOptions, run_options, trainer_and_words
+from save_folder import check_save, smallest_checkpoint
 
 import megatron_bfp
 from megatron_bfp.command_line import Parser, run
 from megatron_bfp.errors import BFPError, OptionError
-from megatron_bfp.index_format import IndexKey, build_command, document_range, index_places, sampled_fingerprint
+from megatron_bfp.index_format import sampled_fingerprint
 from megatron_bfp.indexed_dataset import IndexedDataset, bin_path
 from megatron_bfp.memory_maps import map_file
-from megatron_bfp.preprocessing.tokenizers import load_tokenizer
-from megatron_bfp.sequence_index import SequenceIndex
-from megatron_bfp.splits import SPLIT_NAMES, split_fractions
+from megatron_bfp.preprocessing.tokenizers import TOKENIZER_TYPES, load_tokenizer
 
 PACKAGES = ("torch", "megatron-core", "deepspeed", "flash-attn", "transformer-engine", "numpy")
 GREETING = "megatron_bfp preflight"
@@ -52,7 +56,8 @@ def main() -> None:
     options = parse_arguments()
     if int(os.environ.get("LOCAL_RANK", "0")):  # DeepSpeed's launcher starts one for each GPU
         return
-    findings = {"node": options.node_name, "rank": options.node_rank, **inspect(options)}
+    trained = run_options(*trainer_and_words(options.trainer))
+    findings = {"node": options.node_name, "rank": options.node_rank, **inspect(options, trained)}
     if options.node_rank:
         problems = report(findings, options)
     else:
@@ -65,12 +70,17 @@ def main() -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """The options; those about data are the trainer's.
+    """The options: of the cluster, and after ``--trainer`` those that the trainer will get.
 
     Raises:
         OptionError: one has a value that cannot be honoured.
     """
-    parser = Parser(prog="preflight", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(
+        prog="preflight",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,  # of the trainer's options neither
+    )
     rank = next((os.environ[name] for name in ("NODE_RANK", "CROSS_RANK", "SLURM_NODEID") if name in os.environ), 0)
     parser.add_argument("--nodes", type=int, required=True)
     parser.add_argument("--node-rank", type=int, default=int(rank), help="default: as the launcher tells it")
@@ -79,27 +89,30 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--master-port", type=int, required=True)
     parser.add_argument("--timeout", type=float, default=120, help="seconds to wait for the other nodes")
     parser.add_argument("--gpus-per-node", type=int, required=True, help="0: trains on CPUs, GPUs are not looked for")
-    parser.add_argument("--data-impl", choices=("bfp", "mmap"), default="bfp")
-    parser.add_argument("--data-path", nargs="+", required=True)
-    parser.add_argument("--split", default="969,30,1")
-    parser.add_argument("--seq-length", type=int, required=True)
-    parser.add_argument("--tokenizer-type", default="HuggingFaceTokenizer")
-    parser.add_argument("--tokenizer-model", required=True)
-    parser.add_argument("--eod-token")
+    parser.add_argument("--vocab-size", required=True, help="of the tokenizer, for the size of a checkpoint")
     parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--trainer", nargs=argparse.REMAINDER, required=True, metavar="NAME OPTIONS", help="all that follow are its own"
+    )
     options = parser.parse_args()
     if not 0 <= options.node_rank < options.nodes:
         raise OptionError(f"--node-rank {options.node_rank}: not one of {options.nodes} nodes")
     return options
 
 
-def inspect(options: argparse.Namespace) -> dict[str, Any]:
+def inspect(options: argparse.Namespace, trained: RunOptions) -> dict[str, Any]:
     """What this node has: "facts", which must be the same everywhere, and "problems", which it sees by itself."""
     found: dict[str, str] = versions()
     problems: list[str] = []
-    for check in (check_data, check_tokenizer, check_gpus):
+    checks = (
+        lambda: check_data(trained),
+        lambda: check_tokenizer(trained),
+        lambda: check_gpus(options),
+        lambda: check_checkpoints(trained, vocab_size_of(options.vocab_size)),
+    )
+    for check in checks:
         try:
-            found |= check(options)
+            found |= check()
         except (BFPError, OSError) as error:
             problems.append(str(error))
     return {"facts": found, "problems": problems}
@@ -120,54 +133,72 @@ def versions() -> dict[str, str]:
     return found | {"megatron_bfp": f"{megatron_bfp.__version__} (source {digest.hexdigest()[:12]})"}
 
 
-def check_data(options: argparse.Namespace) -> dict[str, str]:
+def check_data(trained: RunOptions) -> dict[str, str]:
     """Fingerprints of every dataset and its sequence indexes.
 
     Raises:
         BFPError: one cannot be read, or an index has not been built.
     """
     found = {}
-    for prefix in blend(options.data_path)[0]:
+    for prefix in blend(trained.data_path)[0]:
         dataset = IndexedDataset(prefix)
         found[f"{prefix}.idx"] = fingerprint(dataset.idx_content)
         found[f"{prefix}.bin"] = fingerprint(map_file(bin_path(prefix)))
-        if options.data_impl == "bfp":
-            found |= check_indexes(dataset, options)
+        if trained.data_impl == "bfp":
+            found |= check_indexes(dataset, trained)
     return found
 
 
-def check_indexes(dataset: IndexedDataset, options: argparse.Namespace) -> dict[str, str]:
-    """Fingerprints of a dataset's sequence indexes for training and validation.
+def check_indexes(dataset: IndexedDataset, trained: RunOptions) -> dict[str, str]:
+    """Fingerprints of a dataset's sequence indexes, for the splits that the run reads.
 
     Raises:
         BFPError: one has not been built, or is damaged or stale.
     """
     found = {}
-    for name, fractions in zip(SPLIT_NAMES[:2], split_fractions(options.split)):
-        if fractions is None:
+    for split_name in trained.used_splits:
+        key = index_key(trained, dataset, split_name)
+        if key is None:
             continue
-        key = IndexKey(options.seq_length, *document_range(fractions, dataset.num_documents))
-        path = os.path.join(index_places(dataset)[0], key.name)
-        if not os.path.isdir(path):
-            raise OptionError(f"no sequence index {path}; build it: {build_command(dataset, key, options.split)}")
-        SequenceIndex(path, dataset)
-        found[f"{dataset.prefix}'s {name} index"] = hashlib.sha256(Path(path, "index.json").read_bytes()).hexdigest()
+        name = f"{dataset.prefix}'s {split_name} index"
+        if is_built_at_start(trained, dataset, key):
+            found[name] = "built when training starts"
+        else:
+            index = open_index(trained, dataset, key)
+            found[name] = hashlib.sha256(Path(index.path, "index.json").read_bytes()).hexdigest()
     return found
 
 
-def check_tokenizer(options: argparse.Namespace) -> dict[str, str]:
+def check_tokenizer(trained: RunOptions) -> dict[str, str]:
     """Fingerprint of the tokenizer's files.
 
     Raises:
         BFPError: it cannot be loaded.
         OSError: a file cannot be read.
     """
-    tokenizer = load_tokenizer(options.tokenizer_type, options.tokenizer_model, options.eod_token)
-    path = Path(options.tokenizer_model)
-    digest = hashlib.sha256(f"{tokenizer.vocab_size} {tokenizer.eod}".encode())
+    if trained.tokenizer_model is None:
+        return {}
+    digest, path = hashlib.sha256(), Path(trained.tokenizer_model)
+    if trained.tokenizer_type in TOKENIZER_TYPES:  # of Megatron's others, only that the files are the same
+        tokenizer = load_tokenizer(
+            trained.tokenizer_type, trained.tokenizer_model, trained.eod_token, needs_eod=trained.needs_eod
+        )
+        digest.update(f"{tokenizer.vocab_size} {tokenizer.eod}".encode())
     for file in sorted(path.glob("tokenizer*")) if path.is_dir() else [path]:
         digest.update(file.read_bytes())
     return {"tokenizer": digest.hexdigest()}
+
+
+def check_checkpoints(trained: RunOptions, vocab_size: int) -> dict[str, str]:
+    """Check that ``--save`` can be written and has room for a checkpoint.
+
+    Raises:
+        OptionError: it cannot, or has not.
+    """
+    if trained.save is not None:
+        of_a_rank = num_parameters(Model(trained, vocab_size, on_cpu=False))
+        check_save(trained.save, smallest_checkpoint(of_a_rank * trained.tensor_parallel))
+    return {}
 
 
 def check_gpus(options: argparse.Namespace) -> dict[str, str]:

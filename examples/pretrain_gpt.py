@@ -21,6 +21,7 @@ import argparse
 import datetime
 import math
 import os
+import shlex
 import signal
 import socket
 import time
@@ -303,9 +304,19 @@ def stop_training(options: argparse.Namespace, dataset: Any, iteration: int, rea
         log(f"sample {sample}: {origin.prefix}{sequence}, documents {', '.join(map(str, origin.documents))}")
     raise TrainingStopped(
         f"iteration {iteration + 1}: {reason}. It was made of the samples {first} to "
-        f"{first + options.global_batch_size - 1}, listed above with their documents; `python -m megatron_bfp show "
-        f"PREFIX --seq-length {options.seq_length} --split {options.split} --sequence N --html page.html` shows one"
+        f"{first + options.global_batch_size - 1}, listed above with their documents; "
+        f"`{show_command(options)}` shows one"
     )
+
+
+def show_command(options: argparse.Namespace) -> str:
+    """The command that shows a sequence of the training set, with PREFIX and N to be filled in."""
+    words = ["python", "-m", "megatron_bfp", "show", "PREFIX", "--seq-length", str(options.seq_length)]
+    words += ["--split", options.split]
+    for name in ("max_documents_per_sequence", "data_cache_path"):
+        value = getattr(options, name)
+        words += [] if value is None else [f"--{name.replace('_', '-')}", str(value)]
+    return shlex.join([*words, "--sequence", "N", "--html", "page.html"])
 
 
 def train_step(engine: Any, batches: list[dict[str, torch.Tensor]]) -> StepResult:

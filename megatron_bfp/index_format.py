@@ -17,6 +17,7 @@ import json
 import operator
 import os
 import re
+import shlex
 from dataclasses import dataclass
 from typing import Any
 
@@ -270,14 +271,22 @@ def remedy(path: str, dataset: IndexedDataset) -> str:
 
 
 def build_command(dataset: IndexedDataset, key: IndexKey, split: str | None = None) -> str:
-    """The command line that builds an index beside its dataset.
+    """The command line that builds an index beside its dataset, quoted for a shell.
 
     Args:
-        split: the --split that the key comes from, if it is known.
+        split: the --split that the key comes from, if it is known. Else one that has the key's documents as one of its
+            parts is given.
     """
-    command = f"megatron-bfp-preprocess --indexed {dataset.prefix} --seq-length {key.seq_length}"
+    words = ["megatron-bfp-preprocess", "--indexed", dataset.prefix, "--seq-length", str(key.seq_length)]
     if key.max_documents_per_sequence is not None:
-        command += f" --max-documents-per-sequence {key.max_documents_per_sequence}"
+        words += ["--max-documents-per-sequence", str(key.max_documents_per_sequence)]
     if (key.first_document, key.end_document) != (0, dataset.num_documents):
-        command += f" --split {split or '(as in training)'}"
-    return command
+        words += ["--split", split or _split_with(key, dataset.num_documents)]
+    return shlex.join(words)
+
+
+def _split_with(key: IndexKey, num_documents: int) -> str:
+    """A --split of a dataset that has the documents of an index as one of its parts."""
+    share = key.end_document - key.first_document or 0.001  # rounded to no document, but a share
+    shares = [key.first_document, share, num_documents - key.end_document]
+    return ",".join(map(str, shares[1:] if key.first_document == 0 else shares))

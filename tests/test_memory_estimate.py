@@ -14,7 +14,7 @@ pytest.importorskip("tokenizers")
 
 import launching  # noqa: E402
 from conftest import ROOT  # noqa: E402
-from estimate_memory import estimate, kept_per_token, num_parameters  # noqa: E402
+from estimate_memory import estimate, kept_per_token, model_of, num_parameters  # noqa: E402
 from megatron_helpers import initialize_megatron, model_options  # noqa: E402
 from pretrain_model import build_model  # noqa: E402
 from recipe import Layout, read_recipe  # noqa: E402
@@ -22,8 +22,9 @@ from test_launchers import dry_run, training_options  # noqa: E402
 
 from megatron_bfp.attention import document_boundaries  # noqa: E402
 
-TINY = ROOT / "examples/recipes/tiny.sh"
-MOSTLY_WEIGHTS = {"num_layers": "8", "hidden_size": "512", "ffn_hidden_size": "1536", "micro_batch_size": "1"}
+RECIPES = ROOT / "examples/recipes"
+TINY = RECIPES / "tiny.sh"
+MOSTLY_WEIGHTS = {"num_layers": 8, "hidden_size": 512, "ffn_hidden_size": 1536, "micro_batch_size": 1}
 LEFT_OUT = ("--save", "--load", "--save-interval", "--eval-interval", "--eval-iters", "--json-log")
 
 
@@ -45,11 +46,11 @@ def corpus_of_recipe(folder, vocab_size):
     ],
 )
 def test_the_estimate_is_what_a_run_takes(tmp_path, changes):
-    recipe = read_recipe(TINY) | changes
-    corpus_of_recipe(tmp_path, int(recipe["vocab_size"]))
     (tmp_path / "recipe.sh").write_text(
         f'source "{TINY}"\n' + "".join(f"{name}={value}\n" for name, value in changes.items())
     )
+    recipe = read_recipe(str(tmp_path / "recipe.sh"))
+    corpus_of_recipe(tmp_path, recipe.vocab_size)
     status, output = dry_run(
         tmp_path,
         "slurm",
@@ -84,7 +85,7 @@ def test_the_estimate_is_what_a_run_takes(tmp_path, changes):
     )
     output = done.stdout + done.stderr
     assert done.returncode == 0, output[-5000:]
-    estimated = estimate(recipe, Layout.of(recipe, 1, 2))
+    estimated = estimate(model_of(recipe), Layout.of(recipe.options, 1, 2))
     measured = [int(number) for number in re.findall(r"^rank \d measured (\d+)", output, re.MULTILINE)]
     print(f"estimated {estimated}; measured {measured}")
     assert len(measured) == 2
@@ -92,10 +93,10 @@ def test_the_estimate_is_what_a_run_takes(tmp_path, changes):
         assert number == pytest.approx(estimated.total, rel=0.2)
 
 
-def elements_kept(num_layers, recipe):
+def elements_kept(num_layers, run):
     """Elements that autograd keeps of a forward pass, weights left out."""
     shape = {
-        name: int(recipe[name]) for name in ("hidden_size", "ffn_hidden_size", "num_attention_heads", "seq_length")
+        name: getattr(run, name) for name in ("hidden_size", "ffn_hidden_size", "num_attention_heads", "seq_length")
     }
     torch.manual_seed(1)
     model = build_model(model_options(num_layers=num_layers, **shape), 128)
@@ -108,7 +109,7 @@ def elements_kept(num_layers, recipe):
             kept[storage.data_ptr()] = tensor, storage.nbytes() // 4
         return tensor
 
-    rows, seq_length = int(recipe["micro_batch_size"]), shape["seq_length"]
+    rows, seq_length = run.micro_batch_size, shape["seq_length"]
     tokens = torch.randint(128, (rows, seq_length))
     cu_seqlens = torch.full((rows, seq_length + 1), seq_length, dtype=torch.int32)
     cu_seqlens[:, 0], cu_seqlens[:, 1] = 0, 200  # two documents
@@ -124,23 +125,37 @@ def elements_kept(num_layers, recipe):
 @pytest.mark.parametrize("micro_batch_size", [1, 4])
 def test_what_a_layer_keeps_is_counted_right(micro_batch_size):
     initialize_megatron()
-    recipe = read_recipe(TINY) | {"micro_batch_size": str(micro_batch_size)}
-    tokens = int(recipe["micro_batch_size"]) * int(recipe["seq_length"])
-    measured = (elements_kept(3, recipe) - elements_kept(1, recipe)) / 2 / tokens
-    print(f"counted {kept_per_token(recipe)}, kept {measured:.0f} elements a token")
-    assert measured == pytest.approx(kept_per_token(recipe), rel=0.03)
+    recipe = read_recipe(str(TINY), ["--micro-batch-size", str(micro_batch_size)])
+    run = recipe.options
+    tokens = micro_batch_size * run.seq_length
+    measured = (elements_kept(3, run) - elements_kept(1, run)) / 2 / tokens
+    counted = kept_per_token(model_of(recipe))
+    print(f"counted {counted}, kept {measured:.0f} elements a token")
+    assert measured == pytest.approx(counted, rel=0.03)
 
 
 def test_parameters_are_those_of_the_models():
     """LLaMA's own numbers: 6.74 and 13.02 billion."""
     for name, billions in (("llama_7b_code_2k", 6.738), ("llama_13b_text_2k", 13.016)):
-        recipe = read_recipe(ROOT / f"examples/recipes/{name}.sh") | {"tensor_parallel": "1"}
-        assert num_parameters(recipe) / 1e9 == pytest.approx(billions, abs=5e-4)
+        recipe = read_recipe(str(RECIPES / f"{name}.sh"), ["--tensor-model-parallel-size", "1"])
+        assert num_parameters(model_of(recipe)) / 1e9 == pytest.approx(billions, abs=5e-4)
+
+
+def test_parameters_are_those_that_are_built():
+    """Grouped queries, a feed-forward size and a padding of their own."""
+    words = ["--group-query-attention", "--num-query-groups", "2", "--make-vocab-size-divisible-by", "96"]
+    recipe = read_recipe(str(TINY), [*words, "--num-layers", "2", "--ffn-hidden-size", "640"])
+    initialize_megatron()
+    shape = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "seq_length")
+    options = model_options(**{name: getattr(recipe.options, name) for name in shape})
+    options.group_query_attention, options.make_vocab_size_divisible_by = True, 96
+    built = build_model(options, recipe.vocab_size)
+    assert sum(parameter.numel() for parameter in built.parameters()) == num_parameters(model_of(recipe))
 
 
 @pytest.mark.parametrize("name", ["llama_7b_code_2k", "llama_13b_text_2k", "llama_13b_text_8k", "tiny"])
 def test_a_recipe_states_its_estimate(name):
-    path = ROOT / f"examples/recipes/{name}.sh"
-    recipe = read_recipe(path)
-    layout = Layout.of(recipe, 1, 2) if name == "tiny" else Layout.of(recipe, 32, 8)
-    assert f"# {estimate(recipe, layout)}\n" in path.read_text()
+    path = RECIPES / f"{name}.sh"
+    recipe = read_recipe(str(path))
+    layout = Layout.of(recipe.options, *((1, 2) if name == "tiny" else (32, 8)))
+    assert f"# {estimate(model_of(recipe), layout)}\n" in path.read_text()

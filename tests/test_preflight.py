@@ -1,10 +1,12 @@
 """The preflight finds what differs between nodes: processes on this host in folders of their own, one for each node."""
 
+import argparse
 import os
 import shutil
 import socket
 import subprocess
 import sys
+from collections import namedtuple
 
 import pytest
 
@@ -13,9 +15,13 @@ pytest.importorskip("tokenizers")
 
 from conftest import ROOT, documents_of, write  # noqa: E402
 from launching import ENVIRONMENT, free_port  # noqa: E402
+from preflight import inspect  # noqa: E402
+from run_options import run_options  # noqa: E402
+from save_folder import smallest_checkpoint  # noqa: E402
 
 from megatron_bfp.index_building import build  # noqa: E402
-from megatron_bfp.index_format import IndexKey  # noqa: E402
+from megatron_bfp.index_format import IndexKey, cached_index_directory  # noqa: E402
+from megatron_bfp.indexed_dataset import IndexedDataset  # noqa: E402
 
 NODES = ("node-a", "node-b", "node-c")
 
@@ -42,8 +48,18 @@ def nodes(tmp_path):
     return [tmp_path / name for name in NODES]
 
 
-def preflight(nodes, port=None, starting=None, gpus=0, timeout=30, **environments):
-    """Exit statuses and the outputs of the nodes; ``environments`` has more variables for a node, by its letter."""
+TRAINED = ("--num-layers", "2", "--hidden-size", "64", "--num-attention-heads", "4", "--micro-batch-size", "1")
+TRAINED += ("--train-iters", "2", "--data-path", "data", "--seq-length", "64", "--split", "80,20")
+TRAINED += ("--eval-interval", "1", "--tokenizer-model", "tokenizer.json")
+
+
+def preflight(nodes, *words, trainer="pretrain_gpt", port=None, starting=None, gpus=0, timeout=30, **environments):
+    """Exit statuses and the outputs of the nodes.
+
+    Args:
+        words: options of the trainer, after the usual ones.
+        environments: more variables for a node, by its letter.
+    """
     port = port or free_port()
     options = [
         "--nodes",
@@ -55,12 +71,12 @@ def preflight(nodes, port=None, starting=None, gpus=0, timeout=30, **environment
         "--timeout",
         str(timeout),
     ]
-    options += ["--gpus-per-node", str(gpus), "--data-path", "data", "--seq-length", "64", "--split", "80,20"]
-    options += ["--tokenizer-model", "tokenizer.json", "--eod-token", "<eod>"]
+    options += ["--gpus-per-node", str(gpus), "--vocab-size", "3"]
+    trained = ["--trainer", trainer, *TRAINED, *(["--eod-token", "<eod>"] if trainer == "pretrain_gpt" else []), *words]
     processes = []
     for rank, node in enumerate(nodes if starting is None else nodes[:starting]):
         command = [sys.executable, str(ROOT / "examples/preflight.py"), *options]
-        command += ["--node-rank", str(rank), "--node-name", node.name]
+        command += ["--node-rank", str(rank), "--node-name", node.name, *trained]
         environment = ENVIRONMENT | environments.get(node.name[-1], {})
         processes.append(
             subprocess.Popen(
@@ -89,7 +105,7 @@ def test_a_missing_index_is_found_on_its_node(nodes):
     shutil.rmtree(nodes[1] / "data.bfp/s64-d0-8")
     (line,) = problems(preflight(nodes))
     assert line.startswith(
-        "preflight: error: node node-b: no sequence index data.bfp/s64-d0-8; build it: megatron-bfp-"
+        "preflight: error: node node-b: data.bfp: there is no sequence index s64-d0-8, only s64-d8-10. Build it: "
     )
     assert line.endswith("--indexed data --seq-length 64 --split 80,20")
 
@@ -105,6 +121,13 @@ def test_another_idx_is_found(nodes):
     lines = problems(preflight(nodes))
     assert any(line.startswith("preflight: error: node node-c: data.idx is ") for line in lines)
     assert all("node node-c: data" in line and "on node-a, node-b it is" in line for line in lines)
+
+
+def test_another_bin_is_found(nodes):
+    """Other tokens in documents of the same lengths: the .idx and its indexes are the same."""
+    write(nodes[2] / "data", documents_of([7, 40, 12, 64, 3, 30, 9, 21, 5, 11], first_token=2))
+    (line,) = problems(preflight(nodes))
+    assert line.startswith("preflight: error: node node-c: data.bin is ")
 
 
 def test_an_idx_that_its_index_was_not_built_from_is_found(nodes):
@@ -141,7 +164,7 @@ def test_a_taken_port_is_found(nodes):
         taken.bind(("", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        statuses, outputs = preflight(nodes, port, starting=1)
+        statuses, outputs = preflight(nodes, port=port, starting=1)
     assert statuses == [2]
     reason = f"port {port} cannot be used: Address already in use; choose another MASTER_PORT"
     assert outputs == [f"preflight: error: node node-a: {reason}\n"]
@@ -152,3 +175,114 @@ def test_a_node_that_does_not_come_is_counted(nodes):
     statuses, outputs = preflight(nodes, starting=2, timeout=10)
     assert statuses == [2, 2]
     assert "1 of 3 nodes did not report" in outputs[0] and "these did: node-a, node-b" in outputs[0]
+
+
+def problems_here(node, monkeypatch, *words, trainer="pretrain_gpt"):
+    """What a node sees by itself, without a process for it."""
+    monkeypatch.chdir(node)
+    trained = run_options(trainer, [*TRAINED, *words])
+    return inspect(argparse.Namespace(gpus_per_node=0, vocab_size="3"), trained)["problems"]
+
+
+EOD = ("--eod-token", "<eod>")
+
+
+def test_fault_A15_preflight_looks_for_the_index_with_the_cap(nodes, monkeypatch):
+    cap = (*EOD, "--max-documents-per-sequence", "2")
+    (line,) = problems_here(nodes[0], monkeypatch, *cap)
+    assert "there is no sequence index s64-d0-8-m2" in line
+    assert line.endswith("--indexed data --seq-length 64 --max-documents-per-sequence 2 --split 80,20")
+    dataset = IndexedDataset("data")
+    for first, end in ((0, 8), (8, 10)):
+        build(dataset, IndexKey(64, first, end, 2), "data.bfp")
+    assert problems_here(nodes[0], monkeypatch, *cap) == []
+    shutil.rmtree("data.bfp/s64-d0-8")  # of a run without the cap
+    assert problems_here(nodes[0], monkeypatch, *cap) == []
+    assert len(problems_here(nodes[0], monkeypatch, *EOD)) == 1
+
+
+def test_fault_A15_preflight_looks_under_the_data_cache_path(nodes, monkeypatch):
+    monkeypatch.chdir(nodes[0])
+    directory = cached_index_directory(IndexedDataset("data"), "cache")
+    os.makedirs("cache")
+    os.rename("data.bfp", directory)
+    (line,) = problems_here(nodes[0], monkeypatch, *EOD)
+    assert "there is no sequence index s64-d0-8." in line
+    cache = (*EOD, "--data-cache-path", "cache")
+    assert problems_here(nodes[0], monkeypatch, *cache) == []
+    with open(os.path.join(directory, "s64-d0-8", "index.json"), "ab") as file:  # it is opened, not only looked for
+        file.write(b" ")
+    (line,) = problems_here(nodes[0], monkeypatch, *cache)
+    assert "the sequence index is damaged" in line
+    shutil.rmtree(directory)
+    (line,) = problems_here(nodes[0], monkeypatch, *cache)
+    assert line.startswith(f"data.bfp and {directory}: there is no sequence index s64-d0-8")
+
+
+def test_fault_A15_an_index_that_only_training_can_build_is_no_problem(nodes, monkeypatch):
+    """Where the data cannot be written, no command builds it beside them: training does, under the cache path."""
+    monkeypatch.chdir(nodes[0])
+    shutil.rmtree("data.bfp")
+    may_write = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: os.fspath(path) != "." and may_write(path, mode))
+    assert problems_here(nodes[0], monkeypatch, *EOD, "--data-cache-path", "cache") == []
+    assert len(problems_here(nodes[0], monkeypatch, *EOD)) == 1
+
+
+def test_fault_A15_preflight_looks_for_what_is_trained_after_the_recipe(nodes, monkeypatch):
+    write(nodes[0] / "other", documents_of([5] * 10))
+    for words, missing in (
+        (("--seq-length", "32"), "data.bfp: there is no sequence index s32-d0-8"),
+        (("--split", "50,50"), "data.bfp: there is no sequence index s64-d0-5"),
+        (("--data-path", "0.5", "data", "0.5", "other"), "other.bfp: there is no sequence index s64-d0-8"),
+        (("--data-path", "absent"), "absent.idx: no such file"),
+        (("--tokenizer-model", "absent.json"), "absent.json"),
+    ):
+        (line,) = problems_here(nodes[0], monkeypatch, *EOD, *words)
+        assert missing in line
+    assert problems_here(nodes[0], monkeypatch, *EOD, "--seq-length", "32", "--data-impl", "mmap") == []
+    shutil.rmtree("data.bfp/s64-d8-10")
+    assert len(problems_here(nodes[0], monkeypatch, *EOD)) == 1  # valid, as --eval-interval is among the options
+
+
+@pytest.mark.parametrize("trainer", ["megatron_lm", "megatron_deepspeed"])
+def test_fault_A15_preflight_knows_megatrons_options(nodes, monkeypatch, trainer):
+    """Its three splits; its tokenizers, of which some cannot be loaded here."""
+    words = ("--data-impl", "bfp", "--tokenizer-type", "HFTokenizer" if "deep" in trainer else "HuggingFaceTokenizer")
+    assert problems_here(nodes[0], monkeypatch, *words, trainer=trainer) == []
+    (line,) = problems_here(nodes[0], monkeypatch, *words, "--split", "80,10,10", trainer=trainer)
+    assert "there is no sequence index s64-d8-9" in line
+    build(IndexedDataset("data"), IndexKey(64, 8, 9), "data.bfp")
+    (line,) = problems_here(nodes[0], monkeypatch, *words, "--split", "80,10,10", trainer=trainer)
+    assert "there is no sequence index s64-d9-10" in line
+    other = ("--tokenizer-type", "GPT2BPETokenizer", "--tokenizer-model")
+    assert problems_here(nodes[0], monkeypatch, *words, *other, "data.idx", trainer=trainer) == []
+    (line,) = problems_here(nodes[0], monkeypatch, *words, *other, "absent", trainer=trainer)
+    assert "absent" in line
+
+
+def test_fault_C03_preflight_tries_to_save(nodes, monkeypatch, tmp_path):
+    folder = tmp_path / "checkpoints"
+    assert problems_here(nodes[0], monkeypatch, *EOD, "--save", str(folder)) == []
+    (line,) = problems_here(nodes[0], monkeypatch, *EOD, "--save", "/proc/checkpoints")
+    assert line.startswith("--save /proc/checkpoints: cannot be written: ")
+    assert problems_here(nodes[0], monkeypatch, *EOD) == []  # no --save at all
+
+
+def test_fault_C03_preflight_knows_what_a_checkpoint_takes(nodes, monkeypatch, tmp_path):
+    """Of the whole model, not of one tensor-parallel rank."""
+    words = ("--save", str(tmp_path), "--tensor-model-parallel-size", "2", "--make-vocab-size-divisible-by", "8")
+    layers = 2 * (4 * 64 * 64 + 3 * 64 * 256)  # two layers of attention and SwiGLU
+    matrices, norms = layers + 2 * 16 * 64, 5 * 64  # embedding and output of 3 words, padded to 16
+    needed = smallest_checkpoint(matrices + 2 * norms)
+    usage = namedtuple("usage", "total used free")
+    for free, problems in ((needed, 0), (needed - 1, 1)):
+        monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage(10**12, 0, free))
+        assert len(problems_here(nodes[0], monkeypatch, *EOD, *words)) == problems
+
+
+def test_fault_C03_a_node_that_cannot_save_is_named(nodes):
+    (nodes[0] / "checkpoints").mkdir()
+    (nodes[1] / "checkpoints").write_text("a file")
+    (line,) = problems(preflight(nodes[:2], "--save", "checkpoints"))
+    assert line.startswith("preflight: error: node node-b: --save checkpoints: not a folder")

@@ -18,6 +18,6 @@ hostfile=$OUTPUT/hostfile-$NODE_RANK
 if [ "${DRY_RUN:-0}" = 0 ]; then
     printf "node-%d slots=$GPUS_PER_NODE\n" $(seq "$NODES") >"$hostfile"
 fi
-run python "${preflight[@]}" --node-rank "$NODE_RANK"
+run python "${preflight[@]}" --node-rank "$NODE_RANK" "${trained[@]}"
 run deepspeed --hostfile "$hostfile" --no_ssh --node_rank "$NODE_RANK" --master_addr "$MASTER_ADDR" \
     --master_port "$MASTER_PORT" ${module:+--module "$module"} "$script" "${options[@]}"

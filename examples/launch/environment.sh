@@ -20,10 +20,15 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 forwarded=(NCCL_DEBUG NCCL_IB_TIMEOUT NCCL_SOCKET_IFNAME NCCL_IB_HCA GLOO_SOCKET_IFNAME
     CUDA_DEVICE_MAX_CONNECTIONS PYTORCH_ALLOC_CONF OMP_NUM_THREADS PYTHONPATH)
 
-# NAME=VALUE for each that is set, as DeepSpeed reads its .deepspeed_env: it fails on comments and empty lines
+# NAME=VALUE for each that is set, as DeepSpeed reads its .deepspeed_env: it fails on comments and empty lines, puts
+# values between double quotes without escaping anything in them, and hands them to pdsh
 assignments() {
     local name
     for name in "${forwarded[@]}"; do
-        [ -z "${!name:-}" ] || printf '%s=%s\n' "$name" "${!name}"
+        [ -n "${!name:-}" ] || continue
+        [[ ${!name} != *$'\n'* ]] || die "$name holds a line feed, which DeepSpeed cannot hand to other hosts"
+        between_double_quotes "${!name}"
+        for_pdsh "${REPLY//\"/\\\"}"
+        printf '%s=%s\n' "$name" "$REPLY"
     done
 }

@@ -29,6 +29,6 @@ fi
 source "$launch/common.sh"
 
 srun=(srun --nodes "$NODES" --ntasks "$NODES" --ntasks-per-node 1 --kill-on-bad-exit=1)
-run "${srun[@]}" python "${preflight[@]}"
+run "${srun[@]}" python "${preflight[@]}" "${trained[@]}"
 run "${srun[@]}" bash "$launch/torchrun_node.sh" --nnodes "$NODES" --nproc-per-node "$GPUS_PER_NODE" \
     --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" ${module:+-m "$module"} "$script" "${options[@]}"

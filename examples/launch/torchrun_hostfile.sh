@@ -8,19 +8,22 @@
 set -euo pipefail
 launch=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 HOSTFILE=${HOSTFILE:?set it to a file of lines such as: node-1 slots=8}
-mapfile -t hosts < <(awk '/^[^#]*slots=/ {print $1}' "$HOSTFILE")
-NODES=${NODES:-${#hosts[@]}}
+source "$launch/functions.sh"
+read_hosts
 MASTER_ADDR=${MASTER_ADDR:-${hosts[0]}}
 source "$launch/common.sh"
 
 on_all_nodes() { # a command, started on each with the environment of this shell; pdsh writes its node's rank for %n
-    local remote name
-    remote="cd $(printf '%q' "$PWD") && NODE_RANK=%n"
+    local remote name word
+    quoted "$PWD" && for_pdsh "cd $REPLY && NODE_RANK=" && remote=$REPLY%n
     for name in "${forwarded[@]}" PATH; do
-        [ -z "${!name:-}" ] || remote+=" $name=$(printf '%q' "${!name}")"
+        [ -z "${!name:-}" ] || { quoted "${!name}" && for_pdsh " $name=$REPLY" && remote+=$REPLY; }
     done
-    run pdsh -S -R ssh -f "$NODES" -w "$(IFS=, && echo "${hosts[*]:0:NODES}")" "$remote $(printf '%q ' "$@")"
+    for word in "$@"; do
+        quoted "$word" && for_pdsh " $REPLY" && remote+=$REPLY
+    done
+    run pdsh -S -R ssh -f "$NODES" -w "$(IFS=, && echo "${hosts[*]:0:NODES}")" "$remote"
 }
-on_all_nodes python "${preflight[@]}"
+on_all_nodes python "${preflight[@]}" "${trained[@]}"
 on_all_nodes bash "$launch/torchrun_node.sh" --nnodes "$NODES" --nproc-per-node "$GPUS_PER_NODE" \
     --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" ${module:+-m "$module"} "$script" "${options[@]}"

@@ -30,20 +30,39 @@ options=(
 [ "$recompute" != full ] ||
     options+=(--deepspeed-activation-checkpointing --recompute-granularity full --recompute-method uniform)
 
-deepspeed_config=$(cat <<END
+last_value() { # of an option, the value that counts, in REPLY
+    local place
+    for ((place = 0; place < ${#options[@]}; place++)); do
+        case ${options[place]} in
+            "$1") REPLY=${options[place + 1]} ;;
+            "$1="*) REPLY=${options[place]#*=} ;;
+        esac
+    done
+}
+
+prepare() { # DeepSpeed's configuration, which must say what the options say, also those after the recipe
+    local config option values=() bf16=false fp16=false
+    for option in --global-batch-size --micro-batch-size --clip-grad --zero-stage; do
+        last_value "$option" && values+=("$REPLY")
+    done
+    [[ " ${options[*]} " != *" --bf16 "* ]] || bf16=true
+    [[ " ${options[*]} " != *" --fp16 "* ]] || fp16=true
+    config=$(cat <<END
 {
-  "train_batch_size": $global_batch_size,
-  "train_micro_batch_size_per_gpu": $micro_batch_size,
-  "gradient_clipping": $clip_grad,
-  "zero_optimization": {"stage": $zero_stage},
-  "bf16": {"enabled": $([ "$precision" = bf16 ] && echo true || echo false)},
+  "train_batch_size": ${values[0]},
+  "train_micro_batch_size_per_gpu": ${values[1]},
+  "gradient_clipping": ${values[2]},
+  "zero_optimization": {"stage": ${values[3]}},
+  "bf16": {"enabled": $bf16},
+  "fp16": {"enabled": $fp16},
   "data_types": {"grad_accum_dtype": "fp32"}
 }
 END
-)
-if [ "${DRY_RUN:-0}" != 0 ]; then
-    printf '%s:\n%s\n' "$OUTPUT/deepspeed.json" "$deepspeed_config"
-else
-    mkdir -p "$OUTPUT"
-    printf '%s\n' "$deepspeed_config" >"$OUTPUT/deepspeed.json"
-fi
+    )
+    if [ "${DRY_RUN:-0}" != 0 ]; then
+        printf '%s:\n%s\n' "$OUTPUT/deepspeed.json" "$config"
+    else
+        printf '%s\n' "$config" >"$OUTPUT/.deepspeed.$HOSTNAME.$$" # other nodes may be reading it
+        mv "$OUTPUT/.deepspeed.$HOSTNAME.$$" "$OUTPUT/deepspeed.json"
+    fi
+}
