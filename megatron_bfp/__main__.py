@@ -60,4 +60,4 @@ def startup_command(verb: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run(main, "megatron_bfp", quiet=os.environ.get("RANK", "0") != "0"))
+    sys.exit(run(main, quiet=os.environ.get("RANK", "0") != "0"))

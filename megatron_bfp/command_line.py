@@ -1,6 +1,7 @@
 """What all command lines share: an error is one line on standard error and exit status 2."""
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
@@ -25,13 +26,23 @@ class Parser(argparse.ArgumentParser):
         raise OptionError(message)
 
 
-def run(main: Callable[[], int | None], name: str, quiet: bool = False) -> int:
+def typed_name() -> str:
+    """The name of the command as it was typed: ``megatron-bfp-preprocess``, ``preprocess_bfp.py``, ``python -m NAME``."""
+    path = sys.argv[0]
+    if os.path.basename(path) == "__main__.py":
+        return f"python -m {os.path.basename(os.path.dirname(os.path.abspath(path)))}"
+    return os.path.basename(path)
+
+
+def run(main: Callable[[], int | None], name: str | None = None, quiet: bool = False) -> int:
     """Run a command and turn its errors into an exit status: 0 done, 2 bad options or input, 130 interrupted.
 
     Args:
         main: returns a status of its own, or None when it is done.
+        name: what messages begin with; None for the name that was typed.
         quiet: print nothing of errors in options; for all but one of several processes that have the same options.
     """
+    name = name or typed_name()
     try:
         return main() or 0
     except BFPError as error:

@@ -19,7 +19,7 @@ from ..progress import Progress, without_progress
 from .bad_documents import BadDocuments
 from .bad_places import bad_documents
 from .documents import Place
-from .inputs import BAD_DOCUMENTS_SUFFIX
+from .input_files import BAD_DOCUMENTS_SUFFIX
 from .joining import ShardJoiner
 from .meter import Meter
 from .plan import Shard, input_bytes, part_of, plan_shards

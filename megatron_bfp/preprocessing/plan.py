@@ -18,8 +18,9 @@ from ..errors import InputError
 from . import parquet
 from .compression import compression_of
 from .documents import STANDARD_INPUT, Place
+from .file_kinds import CHECKED_BYTES
 from .inputs import START_BYTES, Piece, opened, start_of, stream_batches
-from .jsonl import check_start
+from .jsonl import check_lines
 
 SMALL_SHARD, LARGEST_SHARD = 32 << 20, 256 << 20
 """Bytes of input: long enough that starting a shard costs nothing, short enough that little is lost with one."""
@@ -30,7 +31,6 @@ LAST_SHARES, SMALLEST_SHARD = 4, SMALL_SHARD // 4
 """The last shards are a share of what is left even if they are small."""
 SEGMENT_BYTES = 32 << 20
 """Of what comes through a pipe, decompressed."""
-CHECKED_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,8 @@ def _file_pieces(path: str, left: int) -> Iterator[Piece]:
         elif compression_of(start):
             yield Piece(path, num_bytes)
         else:
-            check_start(start + file.read(CHECKED_BYTES), path)
+            start += file.read(CHECKED_BYTES)
+            check_lines(start, len(start) == num_bytes, path)
             begin = 0
             while begin < num_bytes:
                 rest = num_bytes - begin

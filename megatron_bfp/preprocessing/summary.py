@@ -10,7 +10,7 @@ from typing import Any
 from ..errors import IndexedDatasetError, InputError
 from ..files import write_whole
 from ..indexed_dataset import IndexedDataset, bin_path, idx_path
-from .inputs import SUMMARY_SUFFIX
+from .input_files import SUMMARY_SUFFIX
 from .run import Run
 from .run_folder import read_json
 from .shards import ShardRecord
