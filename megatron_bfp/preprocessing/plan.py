@@ -5,7 +5,7 @@ to the range in which it begins), a Parquet file into row groups; a compressed f
 cannot be found. Small files share a shard. What comes through a pipe is first written to segments on disk, which are
 pieces like others; it cannot be read again, and so a run that reads a pipe cannot be resumed.
 
-The plan depends on the inputs' sizes alone, not on the number of workers.
+The plan depends on the inputs' sizes alone, not on the number of workers. A run keeps it: see ``run_folder``.
 """
 
 import os
@@ -78,7 +78,7 @@ def plan_shards(paths: Sequence[str], segment_folder: str) -> Iterator[Shard]:
         OptionError: a library for a file is not installed.
     """
     left = input_bytes(paths)
-    for number, pieces in enumerate(_grouped(_pieces(paths, segment_folder, left), left)):
+    for number, pieces in enumerate(grouped(_pieces(paths, segment_folder, left), left)):
         yield Shard(number, tuple(pieces))
 
 
@@ -94,7 +94,7 @@ def part_of(shards: Sequence[Shard], index: int, count: int) -> list[Shard]:
     return chosen
 
 
-def _grouped(pieces: Iterable[Piece], left: int) -> Iterator[list[Piece]]:
+def grouped(pieces: Iterable[Piece], left: int) -> Iterator[list[Piece]]:
     """Consecutive pieces that fit in a shard; a segment of a stream is alone."""
     group: list[Piece] = []
     num_bytes = 0
@@ -118,6 +118,15 @@ def _pieces(paths: Sequence[str], segment_folder: str, left: int) -> Iterator[Pi
                 left -= os.path.getsize(path)
         except OSError as error:
             raise InputError(f"{Place(path).name}: cannot be read: {error.strerror or error}") from None
+
+
+def file_pieces(path: str) -> list[Piece]:
+    """The pieces of one file, cut as if it were the only input.
+
+    Raises:
+        As ``plan_shards``.
+    """
+    return list(_pieces([path], "", input_bytes([path])))
 
 
 def _file_pieces(path: str, left: int) -> Iterator[Piece]:

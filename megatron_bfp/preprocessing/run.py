@@ -5,7 +5,6 @@ import os
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from .. import __version__
 from ..errors import InputError
 from .documents import Place
 from .plan import is_stream
@@ -50,7 +49,7 @@ class Run:
 
     def identity(self, tokenizer: Tokenizer) -> dict[str, Any]:
         """What would make it another run, as JSON. The number of workers would not, and neither would leaving out bad
-        documents: a shard without any is the same.
+        documents: a shard without any is the same. Nor would this package's version: see ``run_folder.FORMAT``.
 
         Args:
             tokenizer: what its options load.
@@ -60,7 +59,6 @@ class Run:
         """
         options = self.tokenizer
         identity = {
-            "version": __version__,
             "inputs": [[path, *_size_and_time(path)] for path in self.paths],
             "json_keys": list(self.keys),
             "tokenizer": [options.tokenizer_type, tokenizer.unique_identifiers, asdict(options.tiktoken)],

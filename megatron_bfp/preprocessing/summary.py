@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from .. import __version__
 from ..errors import IndexedDatasetError, InputError
 from ..files import write_whole
 from ..indexed_dataset import IndexedDataset, bin_path, idx_path
 from .input_files import SUMMARY_SUFFIX
 from .run import Run
-from .run_folder import read_json
+from .run_folder import difference, read_json
 from .shards import ShardRecord
 
 
@@ -90,6 +91,7 @@ def write_summary(
         "remarks": sorted(totals.remarks),
         "this_call": times,
         "run": identity,
+        "version": __version__,
     }
     path = run.prefix + SUMMARY_SUFFIX
     try:
@@ -101,7 +103,7 @@ def write_summary(
 def finished_datasets(run: Run, identity: dict[str, Any]) -> list[WrittenDataset] | None:
     """The datasets of a run that was finished before; None if it was not, or they have changed since."""
     summary = read_json(run.prefix + SUMMARY_SUFFIX)
-    if run.has_streams or summary is None or summary.get("run") != identity:
+    if run.has_streams or summary is None or _run_of(summary) != identity:
         return None
     try:
         described = [summary["datasets"][key] for key in run.keys]
@@ -113,6 +115,19 @@ def finished_datasets(run: Run, identity: dict[str, Any]) -> list[WrittenDataset
         ]
     except (KeyError, TypeError, OSError, IndexedDatasetError):
         return None
+
+
+def why_not_finished(run: Run, identity: dict[str, Any]) -> str:
+    """In what a run that was finished before under this name differs, to follow what says so; empty if that is not known."""
+    summary = read_json(run.prefix + SUMMARY_SUFFIX)
+    found = summary and _run_of(summary)
+    return f", and of its run {difference(found, identity)}" if found and found != identity else ""
+
+
+def _run_of(summary: dict[str, Any]) -> dict[str, Any] | None:
+    """The identity of a summary's run; earlier versions of this package counted their own as part of it."""
+    found = summary.get("run")
+    return {name: value for name, value in found.items() if name != "version"} if isinstance(found, dict) else None
 
 
 def _sizes(prefix: str) -> list[int]:

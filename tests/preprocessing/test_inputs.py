@@ -7,7 +7,8 @@ import threading
 import pytest
 
 from megatron_bfp import InputError, OptionError
-from megatron_bfp.preprocessing.inputs import Piece, input_files, read_batches, stream_batches
+from megatron_bfp.preprocessing.input_files import input_files
+from megatron_bfp.preprocessing.inputs import Piece, read_batches, stream_batches
 
 
 @pytest.fixture
@@ -33,25 +34,34 @@ def relative(paths, folder):
     return [os.path.relpath(path, folder) for path in paths]
 
 
+def left_out(files):
+    return {entry.reason: (entry.num_files, entry.first) for entry in files.left_out}
+
+
 def test_a_folder_s_data_files_are_sorted_and_the_others_counted(folder):
-    files, others = input_files([str(folder)])
+    files = input_files([str(folder)])
     wanted = ["a.json", "b.jsonl", "part-1.parquet", "part-10.parquet", "sub/c.jsonl.gz", "sub/d.ndjson.zst"]
-    assert relative(files, folder) == wanted
-    assert sorted(relative(others, folder)) == [".hidden.jsonl", "README.md", "_metadata.json", "old.bad.jsonl"]
+    assert relative(files.paths, folder) == wanted
+    assert left_out(files) == {
+        "not named as data": (1, str(folder / "README.md")),
+        "names that begin with . or _": (2, str(folder / ".hidden.jsonl")),
+        "written by this tool: *.bad.jsonl, *.summary.json": (1, str(folder / "old.bad.jsonl")),
+        "in folders named .*, _*, *.bfp or *.shards": (1, str(folder / ".cache")),
+    }
 
 
 def test_patterns_are_sorted_and_the_order_of_values_is_kept(folder):
     values = [str(folder / "part-*"), "-", str(folder / "b.jsonl"), str(folder / "**" / "*.gz"), str(folder / "a.json")]
-    files, others = input_files(values)
-    assert others == []
+    files = input_files(values)
+    assert files.left_out == []
     wanted = ["part-1.parquet", "part-10.parquet", "b.jsonl", "sub/c.jsonl.gz", "a.json"]
-    assert relative([path for path in files if path != "-"], folder) == wanted and files[2] == "-"
-    assert relative(input_files([str(folder / "su*")])[0], folder) == ["sub/c.jsonl.gz", "sub/d.ndjson.zst"]
+    assert relative([path for path in files.paths if path != "-"], folder) == wanted and files.paths[2] == "-"
+    assert relative(input_files([str(folder / "su*")]).paths, folder) == ["sub/c.jsonl.gz", "sub/d.ndjson.zst"]
 
 
 def test_a_file_whose_name_looks_like_a_pattern(tmp_path):
     (tmp_path / "a[1].jsonl").write_text("")
-    assert input_files([str(tmp_path / "a[1].jsonl")])[0] == [str(tmp_path / "a[1].jsonl")]
+    assert input_files([str(tmp_path / "a[1].jsonl")]).paths == [str(tmp_path / "a[1].jsonl")]
 
 
 @pytest.mark.parametrize(
@@ -75,7 +85,7 @@ def test_a_pipe_is_read_as_a_file(tmp_path):
     content = gzip.compress(b'{"text": "a"}\n' * 100_000)
     writer = threading.Thread(target=lambda: open(path, "wb").write(content))
     writer.start()
-    (path_given,), _ = input_files([path])
+    (path_given,) = input_files([path]).paths
     assert sum(len(list(batch.records(["text"]))) for batch in stream_batches(path_given)) == 100_000
     writer.join()
 
