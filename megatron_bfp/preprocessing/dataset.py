@@ -119,7 +119,7 @@ class _Writing:
         with (
             Meter(input_bytes(run.paths)) as meter,
             ShardJoiner(self._folder.path, self._joined, self._dtype) as joiner,
-            BadDocuments(run.prefix + BAD_DOCUMENTS_SUFFIX, run.skip_bad_documents) as bad,
+            BadDocuments(run.prefix + BAD_DOCUMENTS_SUFFIX, run.skip_bad_documents, self._folder.path) as bad,
         ):
             times = {"shards": self._do_shards(execute, meter, joiner), "tokenizing_seconds": meter.seconds}
             totals = Totals.empty(len(run.keys))

@@ -113,14 +113,22 @@ def _matches(pattern: str, omissions: Omissions) -> list[str]:
     if not matches:
         raise OptionError(f"--input {Place(pattern).name}: no file matches this pattern")
     folders = {path for path in matches if _is_folder(path)}
-    # A folder without data is nothing to complain of where the pattern matches files, too.
-    files_in = _files_in if len(folders) == len(matches) else _walked
     files: list[str] = []
     omitted: Omissions = {}
     for path in matches:
-        files += files_in(path, omitted) if path in folders else [path]
+        if path not in folders:
+            files.append(path)
+        elif folders.isdisjoint(_folders_above(path)):  # else it is read with the other
+            files += _walked(path, omitted)
+    if not files:
+        raise _no_data(pattern)
     omissions |= {path: why for path, why in omitted.items() if path not in matches}  # data/** gives them itself
     return list(dict.fromkeys(files))
+
+
+def _folders_above(path: str) -> Iterator[str]:
+    while path != (path := os.path.dirname(path)):
+        yield path
 
 
 def matching_paths(pattern: str) -> Iterator[str]:
@@ -149,6 +157,7 @@ def _matching(folder: str, parts: list[str], above: tuple[tuple[int, int], ...])
             yield from _matching(path, rest, above)
         return
     if part == "**":
+        above = (*above, _identity(folder or os.curdir))
         yield from _matching(folder, rest, above)
     for entry in _listed(folder or os.curdir):
         path = os.path.join(folder, entry.name)
@@ -157,8 +166,8 @@ def _matching(folder: str, parts: list[str], above: tuple[tuple[int, int], ...])
         if part == "**":
             if not _is_entry_a_folder(entry, path):
                 yield from [] if rest else [path]
-            elif (identity := _identity(path)) not in above:
-                yield from _matching(path, parts, (*above, identity))
+            elif _identity(path) not in above:
+                yield from _matching(path, parts, above)
         elif fnmatch.fnmatchcase(entry.name, part) and (not rest or _is_entry_a_folder(entry, path)):
             yield from _matching(path, rest, above)
 
@@ -167,11 +176,15 @@ def _files_in(folder: str, omissions: Omissions) -> list[str]:
     """The data files in a folder and below it, sorted by their paths."""
     files = _walked(folder, omissions)
     if not files:
-        raise OptionError(
-            f"--input {Place(folder).name}: no file in this folder is named as data (.jsonl, .json, .ndjson, .parquet, "
-            "compressed or not); name the files or give a pattern"
-        )
+        raise _no_data(folder)
     return files
+
+
+def _no_data(value: str) -> OptionError:
+    return OptionError(
+        f"--input {Place(value).name}: no file in this folder is named as data (.jsonl, .json, .ndjson, .parquet, "
+        "compressed or not); name the files or give a pattern"
+    )
 
 
 def _walked(folder: str, omissions: Omissions) -> list[str]:

@@ -10,16 +10,15 @@ import json
 import os
 import re
 import shutil
-import socket
 import sys
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
 from ..errors import InputError, OptionError
-from ..files import open_exclusively, sync_file, write_whole
+from ..files import sync_file, write_whole
 from .inputs import Piece
+from .lease import Lease, TakenError
 from .plan import Shard
 from .replanning import InputChanges
 from .shards import shard_folder
@@ -60,7 +59,7 @@ class RunFolder:
         self.path = path
         self._identity = identity | {"folder_format": FORMAT}
         self._overwrite = overwrite
-        self._lock: int | None = None
+        self._lease: Lease | None = None
         self.plan: list[Shard] | None = None
         """The shards that were planned; None if that was not done."""
         self.changes: InputChanges | None = None
@@ -190,16 +189,11 @@ class RunFolder:
         shutil.rmtree(self.path, ignore_errors=True)
 
     def _take_lock(self) -> None:
-        deadline = time.monotonic() + LOCK_SECONDS
-        while self._lock is None:
-            try:
-                self._lock = open_exclusively(os.path.join(self.path, LOCK))
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise OptionError(f"{self.path}: another process is writing these datasets") from None
-                time.sleep(0.1)
-        os.register_at_fork(after_in_child=self._release)
-        os.write(self._lock, f"{socket.gethostname()} {os.getpid()}\n".encode())
+        try:
+            self._lease = Lease(os.path.join(self.path, LOCK), LOCK_SECONDS)
+        except TakenError as owner:
+            who = f" ({owner})" if str(owner) else ""
+            raise OptionError(f"{self.path}: another process is writing these datasets{who}") from None
 
     def _begin(self) -> None:
         """Go on with what is there, or begin anew."""
@@ -238,9 +232,9 @@ class RunFolder:
                 shutil.rmtree(path) if os.path.isdir(path) else os.remove(path)
 
     def _release(self) -> None:
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        if self._lease is not None:
+            self._lease.release()
+            self._lease = None
 
 
 def _is_ours(name: str) -> bool:

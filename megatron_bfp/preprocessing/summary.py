@@ -9,7 +9,7 @@ from typing import Any
 
 from .. import __version__
 from ..errors import IndexedDatasetError, InputError
-from ..files import write_whole
+from ..files import sync_file, write_whole
 from ..indexed_dataset import IndexedDataset, bin_path, idx_path
 from .input_files import SUMMARY_SUFFIX
 from .run import Run
@@ -96,6 +96,7 @@ def write_summary(
     path = run.prefix + SUMMARY_SUFFIX
     try:
         write_whole(path, json.dumps(summary, indent=2).encode())
+        sync_file(os.path.dirname(os.path.abspath(path)))  # all names, before the run's folder goes
     except OSError as error:
         raise InputError(f"{path}: cannot be written: {error.strerror}") from None
 
