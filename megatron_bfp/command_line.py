@@ -34,15 +34,13 @@ def typed_name() -> str:
     return os.path.basename(path)
 
 
-def run(main: Callable[[], int | None], name: str | None = None, quiet: bool = False) -> int:
+def run(main: Callable[[], int | None], name: str, quiet: bool = False) -> int:
     """Run a command and turn its errors into an exit status: 0 done, 2 bad options or input, 130 interrupted.
 
     Args:
         main: returns a status of its own, or None when it is done.
-        name: what messages begin with; None for the name that was typed.
         quiet: print nothing of errors in options; for all but one of several processes that have the same options.
     """
-    name = name or typed_name()
     try:
         return main() or 0
     except BFPError as error:

@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def console() -> int:
     """Run the command; returns its exit status: 0 done, 2 bad options or input, 130 interrupted."""
-    return run(main)
+    return run(main, typed_name())
 
 
 def _order(dataset: IndexedDataset, seed: int, first: int, end: int) -> str:

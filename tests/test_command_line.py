@@ -7,7 +7,7 @@ import pytest
 from conftest import ROOT
 
 from megatron_bfp import OptionError, SequenceIndexError
-from megatron_bfp.command_line import Parser, run
+from megatron_bfp.command_line import Parser, run, typed_name
 
 
 def failing(error):
@@ -47,9 +47,9 @@ def test_other_exceptions_keep_their_traceback():
 )
 def test_fault_B16_messages_begin_with_the_name_that_was_typed(monkeypatch, capsys, path, name):
     monkeypatch.setattr(sys, "argv", [path])
-    assert run(failing(OptionError("bad"))) == 2
+    assert run(failing(OptionError("bad")), typed_name()) == 2
     assert capsys.readouterr().err == f"{name}: error: bad\n"
-    assert run(failing(KeyboardInterrupt())) == 130
+    assert run(failing(KeyboardInterrupt()), typed_name()) == 130
     assert capsys.readouterr().err == f"{name}: interrupted\n"
 
 

@@ -111,7 +111,6 @@ class _Writing:
         self._remarks: set[str | None] = {None}
         self._joined = [folder.joined_prefix(key) for key in range(len(run.keys))]
         self._tokenizer, _, reason = load_tokenizers(run.tokenizer)
-        self._dtype = optimal_dtype(self._tokenizer.vocab_size)
         self._say_once(reason)
 
     def write(self, execute: Executor, progress: Progress) -> list[WrittenDataset]:
@@ -135,6 +134,11 @@ class _Writing:
         write_summary(run, self._identity, totals, datasets, times)
         self._folder.remove()
         return [WrittenDataset(*found, totals.num_bad) for found in zip(datasets, totals.num_empty, strict=True)]
+
+    @property
+    def _dtype(self) -> type:
+        """Of a token on disk."""
+        return optimal_dtype(self._tokenizer.vocab_size)
 
     def _say_once(self, remark: str | None) -> None:
         """Say why the fast library is not used, for all shards or one."""

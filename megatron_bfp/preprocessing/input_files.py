@@ -91,7 +91,7 @@ def input_files(inputs: Sequence[str]) -> InputFiles:
     omissions: Omissions = {}
     for value in inputs:
         paths += _files_of(value, omissions)
-    _refuse_twice(paths)
+    refuse_twice(paths)
     left_out: dict[str, LeftOut] = {}
     for path, (reason, num_files) in omissions.items():
         if num_files:
@@ -288,8 +288,13 @@ def _identity(path: str) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def _refuse_twice(paths: Sequence[str]) -> None:
-    """Refuse a file that comes twice, by the same name or another."""
+def refuse_twice(paths: Sequence[str], option: str = "--input") -> None:
+    """Refuse a file that comes twice, by the same name or another.
+
+    Raises:
+        OptionError: one does.
+        InputError: one cannot be looked at.
+    """
     if paths.count(STANDARD_INPUT) > 1:
         raise OptionError("--input: standard input (-) can be read once only")
     names: dict[tuple[int, int] | str, str] = {}
@@ -300,7 +305,7 @@ def _refuse_twice(paths: Sequence[str]) -> None:
         if key in names:
             before = Place(names[key]).name
             same = "is given twice" if names[key] == path else f"is the same file as {before}"
-            raise OptionError(f"--input {Place(path).name}: {same}; give it once, or its documents are read twice")
+            raise OptionError(f"{option} {Place(path).name}: {same}; give it once, or its documents come twice")
         names[key] = path
 
 

@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("tokenizers")
 
+from megatron_bfp import InputError, OptionError  # noqa: E402
 from megatron_bfp.preprocessing import command, dataset, plan, run_folder, shards  # noqa: E402
 from megatron_bfp.preprocessing import run as run_module  # noqa: E402
 from megatron_bfp.preprocessing.inputs import Piece  # noqa: E402
@@ -82,14 +83,20 @@ def interrupted(*_, **__):
     raise KeyboardInterrupt
 
 
+def interrupted_when_joined(joiner, *_):
+    for copy in joiner._copies:
+        copy.result()
+    raise KeyboardInterrupt
+
+
 @pytest.fixture
 def stopped(run, monkeypatch):
-    """Stops a run when so many shards are finished, those before ``joined`` in order joined too; None for all."""
+    """Stops a run when so many shards are finished; with None when all are finished and joined."""
 
     def stop(number, *arguments, **options):
         with monkeypatch.context() as patched:
             if number is None:
-                patched.setattr(dataset.ShardJoiner, "finish", interrupted)
+                patched.setattr(dataset.ShardJoiner, "finish", interrupted_when_joined)
             else:
                 count = 0
 
@@ -279,6 +286,39 @@ def test_fault_B08_a_part_of_the_input_is_done_with_what_all_jobs_read(run, stop
     status, err, _ = run(*part)
     assert status == 2 and re.search(r"c.jsonl \([0-9,]+ bytes of .* before, [0-9,]+ bytes of .* now\)", err)
     assert "in each of them" in err and "--overwrite" in err
+
+
+@pytest.fixture
+def merge(tmp_path, capsys):
+    """Merge parts, given by their numbers; returns what was said."""
+
+    def merge(*numbers, key="text"):
+        parts = [str(tmp_path / f"out-{number:05d}-of-00002_{key}_document.idx") for number in numbers]
+        arguments = ["--merge", *parts, "--output-prefix", str(tmp_path / "all"), "--seq-length", "8", "--overwrite"]
+        command.main(arguments)
+        return capsys.readouterr().err
+
+    return merge
+
+
+def test_fault_B08_parts_of_other_inputs_are_not_merged(run, folder, merge):
+    for index in range(2):
+        assert run("--shard-index", index, "--shard-count", 2)[0] == 0
+    assert merge(0, 1) == "" and merge(1, 0, key="b") == ""
+    change_files(folder, "middle")
+    assert run("--shard-index", 1, "--shard-count", 2, "--overwrite")[0] == 0
+    with pytest.raises(InputError, match=r"out-00001-of-00002: is no part of what .*c.jsonl \(.* before, .* now\)"):
+        merge(0, 1)
+    assert run("--shard-index", 0, "--shard-count", 2, "--overwrite")[0] == 0
+    assert merge(0, 1) == ""
+
+
+def test_parts_that_are_not_given_are_named_and_parts_given_twice_refused(run, folder, merge):
+    for index in range(2):
+        assert run("--shard-index", index, "--shard-count", 2)[0] == 0
+    assert "warning: " in (said := merge(1)) and "out-00000-of-00002_text_document of these 2 parts not merged" in said
+    with pytest.raises(OptionError, match="--merge .*out-00001-of-00002_text_document.idx: is given twice"):
+        merge(0, 1, 1)
 
 
 def test_fault_B08_a_finished_run_says_in_what_it_differs(run, folder):
