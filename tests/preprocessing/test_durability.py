@@ -36,6 +36,9 @@ def run(tmp_path, tokenizer_file, monkeypatch):
 def test_everything_is_forced_to_disk_before_it_gets_its_name(run, tmp_path):
     status, disk = run()
     assert status == 0 and disk.unforced == [] and disk.names_not_forced() == []
+    written = [tmp_path / name for name in ("out.bad.jsonl", "out.summary.json")]
+    written += [tmp_path / f"out_{key}_document.{kind}" for key in ("text", "b") for kind in ("bin", "idx")]
+    assert all(disk.is_forced(path) for path in written)  # also what was not flushed when it was forced
     named = {os.path.relpath(path, tmp_path) for kind, path in disk.events if kind == "name"}
     shards = {f"out.shards/{number:06d}" for number in range(3)}
     datasets = {f"out_{key}_document.{kind}" for key in ("text", "b") for kind in ("bin", "idx")}
