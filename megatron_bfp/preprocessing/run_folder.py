@@ -213,7 +213,8 @@ class RunFolder:
         # Of a run that is verified, the datasets may be in place.
         if found is None or is_other or self.is_verified and (self._overwrite or not is_same):
             self.clear()
-            write_whole(self._record_path, json.dumps(self._identity).encode())
+            if found is not None:
+                os.remove(self._record_path)
             self.plan = None
             return
         if cut:
