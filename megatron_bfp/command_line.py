@@ -27,7 +27,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def typed_name() -> str:
-    """The name of the command as it was typed: ``megatron-bfp-preprocess``, ``preprocess_bfp.py``, ``python -m NAME``."""
+    """The command's name as it was typed: ``megatron-bfp-preprocess``, ``preprocess_bfp.py``, ``python -m PACKAGE``."""
     path = sys.argv[0]
     if os.path.basename(path) == "__main__.py":
         return f"python -m {os.path.basename(os.path.dirname(os.path.abspath(path)))}"

@@ -34,7 +34,10 @@ def compression_of(start: bytes) -> str | None:
 
 
 def zstd_dictionary(start: bytes) -> int:
-    """The number of the dictionary that a zstd frame was compressed with, of its first ``ZSTD_HEADER_BYTES``; 0 for none.
+    """The number of the dictionary that a zstd frame was compressed with; 0 for none.
+
+    Args:
+        start: the frame's first ``ZSTD_HEADER_BYTES``.
 
     RFC 8878, section 3.1.1: a descriptor follows the magic, then a byte for the window unless there is one segment,
     then the number, in 0, 1, 2 or 4 bytes.

@@ -94,8 +94,8 @@ def refuse_to_replace(prefixes: Sequence[str], why: str = "") -> None:
     for prefix in prefixes:
         if _is_there(prefix):
             raise OptionError(
-                f"{prefix}: a dataset of this name exists{why}; choose another --output-prefix, give --overwrite, or build "
-                f"its sequence indexes with --indexed {prefix}"
+                f"{prefix}: a dataset of this name exists{why}; choose another --output-prefix, give --overwrite, or "
+                f"build its sequence indexes with --indexed {prefix}"
             )
 
 

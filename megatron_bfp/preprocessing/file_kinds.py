@@ -110,7 +110,7 @@ def _is_a_line_s_array(start: bytes) -> bool:
 
 
 def _reason_to_refuse(chunk: bytes, is_whole: bool, path: str, parse: Callable[[bytes], object]) -> str | None:
-    """What is wrong with a file none of whose first lines is an object; None if one is, or bad lines are all there is."""
+    """What is wrong with a file none of whose first lines is an object; None if one is, or if only lines are bad."""
     number, first_error = 0, ""
     for place, line in _whole_lines(chunk, is_whole, path):
         try:

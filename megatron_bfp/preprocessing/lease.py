@@ -1,9 +1,9 @@
 """A folder for one process at a time, also on file systems whose locks are each machine's own, or that have none.
 
-The owner locks a file in it and writes down who it is: the running kernel's id, host name and process. While it lives it
-renews the file's time of modification. A process that gets the lock knows that the owner before is dead if that ran on
-the same kernel, whose locks are then one. Host names prove nothing: containers share them. If it ran on another, it
-watches whether the file is still renewed.
+The owner locks a file in it and writes down who it is: the running kernel's id, host name and process. While it lives,
+it renews the file's time of modification. If the last owner ran on the same kernel, getting the lock proves that it is
+dead. If it ran on another, the lock proves nothing, and a newcomer watches whether the file is still renewed. Host names
+prove nothing either: containers share them.
 """
 
 import fcntl
@@ -84,7 +84,7 @@ class Lease:
 
 
 def kernel_id() -> str:
-    """Of the running kernel: the same in all containers of a machine, another one on each machine and after each boot."""
+    """Of the running kernel: the same in all containers of a machine, another one after each boot."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return file.read().strip()

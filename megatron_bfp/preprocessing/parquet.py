@@ -141,8 +141,8 @@ def _column_of(schema: Any, key: str, name: str) -> str:
             raise InputError(f"{name}: {missing_key(key, names, 'column')}")
         if len(parts) > 1:
             raise InputError(
-                f"{name}: has {len(parts)} columns named {part!r}; which of them holds the texts cannot be known: write "
-                "it with one of them"
+                f"{name}: has {len(parts)} columns named {part!r}; which of them holds the texts is not known; "
+                "write it with one of them"
             )
         found = parts[0]
         fields = list(found) if types.is_struct(found) else []

@@ -46,8 +46,8 @@ def _refuse_other_runs(parts: Sequence[re.Match[str]]) -> None:
             continue
         if first_run is not None and run != first_run:
             raise InputError(
-                f"{name}: is no part of what {first} is a part of: {difference(first_run, run)}. Documents would be lost "
-                "or come twice; do the parts again, with --overwrite, while the input does not change"
+                f"{name}: is no part of what {first} is a part of: {difference(first_run, run)}. Documents would be "
+                "lost or come twice; do the parts again, with --overwrite, while the input does not change"
             )
         first, first_run = name, run
 
@@ -56,4 +56,6 @@ def _run_of(name: str) -> dict[str, Any] | None:
     """What a job did, but for which part of it."""
     summary = read_json(name + SUMMARY_SUFFIX)
     run = summary and summary.get("run")
-    return {key: value for key, value in run.items() if key not in ("part", "version")} if isinstance(run, dict) else None
+    return (
+        {key: value for key, value in run.items() if key not in ("part", "version")} if isinstance(run, dict) else None
+    )

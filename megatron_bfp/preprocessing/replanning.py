@@ -61,9 +61,7 @@ def _described(status: SizeAndTime | None) -> str:
 def kept_shards(before: Iterable[Shard], unchanged: Collection[str], finished: Collection[int]) -> list[Shard]:
     """The finished shards whose files are all unchanged."""
     return [
-        shard
-        for shard in before
-        if shard.number in finished and all(piece.path in unchanged for piece in shard.pieces)
+        shard for shard in before if shard.number in finished and all(piece.path in unchanged for piece in shard.pieces)
     ]
 
 
@@ -84,7 +82,9 @@ def refuse_to_lose(before: Iterable[Shard], changes: InputChanges, finished: Col
                 )
 
 
-def plan_again(paths: Sequence[str], before: Sequence[Shard], kept: Sequence[Shard], unchanged: set[str]) -> list[Shard]:
+def plan_again(
+    paths: Sequence[str], before: Sequence[Shard], kept: Sequence[Shard], unchanged: set[str]
+) -> list[Shard]:
     """The shards of today's input: those that are kept, with their numbers, and new ones for the rest of it.
 
     Args:

@@ -223,7 +223,7 @@ class RunFolder:
             self.changes = InputChanges.between(found["inputs"], self._identity["inputs"])
 
     def _has_other_inputs_alone(self, found: dict[str, Any]) -> bool:
-        """Whether a run differs in nothing but its inputs. A job that does a part of them needs those of the other jobs."""
+        """Whether a run differs in its inputs alone. A job that does a part of them needs those of the other jobs."""
         return found.get("part") is None and found | {"inputs": self._identity.get("inputs")} == self._identity
 
     def _remove_unfinished(self) -> None:

@@ -119,7 +119,7 @@ def finished_datasets(run: Run, identity: dict[str, Any]) -> list[WrittenDataset
 
 
 def why_not_finished(run: Run, identity: dict[str, Any]) -> str:
-    """In what a run that was finished before under this name differs, to follow what says so; empty if that is not known."""
+    """In what the run that was finished under this name differs, as the end of a sentence; empty if not known."""
     summary = read_json(run.prefix + SUMMARY_SUFFIX)
     found = summary and _run_of(summary)
     return f", and of its run {difference(found, identity)}" if found and found != identity else ""

@@ -334,7 +334,10 @@ def test_an_interrupted_run_says_so_and_keeps_finished_shards_only(tmp_path, tok
     path.write_bytes(path.read_bytes() * (100_000 if moment < 2 else 1_000_000))  # more than is done by then
     arguments = ["--input", path, "--output-prefix", tmp_path / "out", "--tokenizer-model", tokenizer_file]
     arguments += ["--seq-length", "64", "--workers", "2", "--skip-bad-documents"]
-    for number, status, message in ((signal.SIGINT, 130, "preprocess_bfp.py: interrupted\n"), (signal.SIGTERM, 143, "")):
+    for number, status, message in (
+        (signal.SIGINT, 130, "preprocess_bfp.py: interrupted\n"),
+        (signal.SIGTERM, 143, ""),
+    ):
         command_line = [*map(str, [sys.executable, ROOT / "tools" / "preprocess_bfp.py", *arguments])]
         options = {"start_new_session": True, "env": no_fast_library}
         # tests that run in the background of a shell are told to ignore SIGINT, and so would this process be

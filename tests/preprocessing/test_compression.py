@@ -96,7 +96,9 @@ def test_fault_B13_zstd_with_a_dictionary_is_called_that(dictionary, has_number,
     data = zstd.compress(b"abc") * is_second + member
     begin = len(data) - len(member)
     if has_number:
-        match = rf"^file: its zstd data at byte {begin} needs the dictionary {dictionary.dict_id} .*zstd -d -D DICTIONARY"
+        match = (
+            rf"^file: its zstd data at byte {begin} needs the dictionary {dictionary.dict_id} .*zstd -d -D DICTIONARY"
+        )
     else:
         match = r"^file: damaged zstd data .*, or decompress it with the dictionary it was compressed with, if it was$"
     with pytest.raises(InputError, match=match):

@@ -117,7 +117,9 @@ def test_fault_A09_links_that_lead_back_are_noticed_and_counted(tmp_path):
 
 
 def test_fault_A09_what_is_left_out_is_counted_by_the_rule(tmp_path):
-    data = put(tmp_path / "data", "a.jsonl", "_x/b.jsonl", "_x/c/d.jsonl", ".y/e.jsonl", "old.shards/f", "old.bfp/g.json")
+    data = put(
+        tmp_path / "data", "a.jsonl", "_x/b.jsonl", "_x/c/d.jsonl", ".y/e.jsonl", "old.shards/f", "old.bfp/g.json"
+    )
     put(data, "_h.jsonl", "README", "notes.txt", "out.summary.json")
     (data / "_l").symlink_to(put(tmp_path / "far", "h.jsonl", "i.jsonl"))
     (data / "empty" / "_none").mkdir(parents=True)
@@ -173,7 +175,13 @@ def test_a_pattern_gives_the_files_of_the_folders_it_matches_too(tmp_path):
     assert relative(files.paths, data) == ["a.jsonl", "notes.txt", "sub/b.jsonl"]
     assert left_out(files) == {"not named as data": (2, str(data / "none/e.txt"))}
     everything = input_files([str(data / "**")])  # each once, though folders are matched, too
-    assert sorted(relative(everything.paths, data)) == ["a.jsonl", "none/e.txt", "notes.txt", "sub/b.jsonl", "sub/c.txt"]
+    assert sorted(relative(everything.paths, data)) == [
+        "a.jsonl",
+        "none/e.txt",
+        "notes.txt",
+        "sub/b.jsonl",
+        "sub/c.txt",
+    ]
     assert left_out(everything) == {"in folders named .*, _*, *.bfp or *.shards": (1, str(data / ".h"))}
     assert relative(input_files([f"{data}/*/"]).paths, data) == ["sub/b.jsonl"]
     assert relative(input_files([str(data / "**" / "[bd].jsonl")]).paths, data) == ["sub/b.jsonl"]
@@ -242,7 +250,9 @@ def test_fault_A10_names_tell_where_inodes_do_not(tmp_path, monkeypatch):
 
 
 def test_fault_A10_a_file_beside_its_compressed_self_is_warned_of(tmp_path):
-    put(tmp_path, "a.jsonl", "a.jsonl.gz", "b.jsonl.zst", "b.jsonl.xz", "c.jsonl", "sub/c.jsonl.gz", "d.json", "d.jsonl")
+    put(
+        tmp_path, "a.jsonl", "a.jsonl.gz", "b.jsonl.zst", "b.jsonl.xz", "c.jsonl", "sub/c.jsonl.gz", "d.json", "d.jsonl"
+    )
     files = input_files([str(tmp_path)])
     assert len(files.paths) == 8
     (warning,) = files.warnings

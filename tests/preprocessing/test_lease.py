@@ -98,6 +98,8 @@ def test_a_run_s_folder_names_who_has_it(path, tmp_path, monkeypatch):
     monkeypatch.setattr(run_folder, "LOCK_SECONDS", 0)
     folder = str(tmp_path / "out.shards")
     with RunFolder(folder, {}, False):
-        with pytest.raises(OptionError, match=rf"another process is writing these datasets \(.*, process {os.getpid()}\)"):
+        with pytest.raises(
+            OptionError, match=rf"another process is writing these datasets \(.*, process {os.getpid()}\)"
+        ):
             RunFolder(folder, {}, False).__enter__()
     assert not os.path.exists(folder)

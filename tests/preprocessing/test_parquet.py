@@ -136,7 +136,9 @@ def test_fault_B06_a_column_without_a_type_holds_bad_documents():
     assert [record.reason for record in found] == ["'meta.deep.text' holds null, not text"] * 2
     structs = written({"meta": [{"text": None, "other": {"a": 1}}, None]})
     assert [record.reason for record in read(structs, "meta.text")] == ["'meta.text' holds null, not text"] * 2
-    assert [record.reason for record in read(structs, "meta.text.deep")] == ["'meta.text.deep' holds null, not text"] * 2
+    assert [record.reason for record in read(structs, "meta.text.deep")] == [
+        "'meta.text.deep' holds null, not text"
+    ] * 2
     for kind in (pyarrow.string(), pyarrow.null()):  # the same of both
         content = written({"text": pyarrow.array([None] * 3, kind)})
         assert [record.place.row for record in read(content)] == [1, 2, 3]

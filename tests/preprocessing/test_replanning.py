@@ -133,7 +133,9 @@ def test_fault_B08_a_repaired_file_is_done_again_alone(run, folder, tmp_path, is
     status, err, again = run()
     assert status == 0
     assert re.search(r"its inputs have changed since: .*c.jsonl\S* \([0-9,]+ bytes of .* before, [0-9,]+ bytes of", err)
-    assert not any({"a", "b"} & files for files in again) and {"c", "d", "e"} <= {name for files in again for name in files}
+    assert not any({"a", "b"} & files for files in again) and {"c", "d", "e"} <= {
+        name for files in again for name in files
+    }
     assert run(output="whole")[0] == 0
     assert contents(tmp_path) == contents(tmp_path, "whole")
     assert len(contents(tmp_path)[0]) > 10_000 and not (tmp_path / "out.shards").exists()
