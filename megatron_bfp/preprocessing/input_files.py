@@ -70,6 +70,8 @@ class InputFiles:
     """What may be a mistake."""
 
 
+Identity = tuple[int, int]
+"""Device and inode of a file or folder."""
 Omissions = dict[str, tuple[str, int]]
 """Path of a file or folder -> why it is left out, and its number of files."""
 
@@ -140,12 +142,17 @@ def matching_paths(pattern: str) -> Iterator[str]:
         InputError: a folder cannot be listed, or a link on the way leads to what is not there.
     """
     root = os.sep if pattern.startswith(os.sep) else ""
-    for path in _matching(root, [part for part in pattern.split(os.sep) if part], ()):
+    for path in _matching(root, [part for part in pattern.split(os.sep) if part], set()):
         if not pattern.endswith(os.sep) or _is_folder(path):
             yield path
 
 
-def _matching(folder: str, parts: list[str], above: tuple[tuple[int, int], ...]) -> Iterator[str]:
+def _matching(folder: str, parts: list[str], walked: set[tuple[Identity, int]]) -> Iterator[str]:
+    """The matches in a folder of the last parts of a pattern.
+
+    Args:
+        walked: folders in which ``**`` was looked for, with the number of parts left; links may lead there again.
+    """
     if not parts:
         if folder:
             yield folder
@@ -154,22 +161,25 @@ def _matching(folder: str, parts: list[str], above: tuple[tuple[int, int], ...])
     if not glob.has_magic(part):
         path = os.path.join(folder, part)
         if _is_there(path):
-            yield from _matching(path, rest, above)
+            yield from _matching(path, rest, walked)
         return
     if part == "**":
-        above = (*above, _identity(folder or os.curdir))
-        yield from _matching(folder, rest, above)
+        place = _identity(folder or os.curdir), len(parts)
+        if place in walked:
+            return
+        walked.add(place)
+        yield from _matching(folder, rest, walked)
     for entry in _listed(folder or os.curdir):
         path = os.path.join(folder, entry.name)
         if entry.name.startswith(".") and not part.startswith("."):
             continue
         if part == "**":
-            if not _is_entry_a_folder(entry, path):
-                yield from [] if rest else [path]
-            elif _identity(path) not in above:
-                yield from _matching(path, parts, above)
+            if _is_entry_a_folder(entry, path):
+                yield from _matching(path, parts, walked)
+            elif not rest:
+                yield path
         elif fnmatch.fnmatchcase(entry.name, part) and (not rest or _is_entry_a_folder(entry, path)):
-            yield from _matching(path, rest, above)
+            yield from _matching(path, rest, walked)
 
 
 def _files_in(folder: str, omissions: Omissions) -> list[str]:
@@ -189,16 +199,32 @@ def _no_data(value: str) -> OptionError:
 
 def _walked(folder: str, omissions: Omissions) -> list[str]:
     files: list[str] = []
-    _walk(folder, (_identity(folder),), files, omissions)
+    _walk(folder, (), {}, files, omissions)
     return sorted(files)
 
 
-def _walk(folder: str, above: tuple[tuple[int, int], ...], files: list[str], omissions: Omissions) -> None:
+def _walk(
+    folder: str,
+    above: tuple[Identity, ...],
+    walked: dict[Identity, str],
+    files: list[str],
+    omissions: Omissions,
+) -> None:
     """Add the data files in a folder and below it.
 
     Args:
-        above: device and inode of the folder and of those it is in, as it was reached.
+        above: the folders that it is in, as it was reached.
+        walked: folders that were reached before, and how.
+
+    Raises:
+        OptionError: the folder was reached by another path, and holds data.
     """
+    identity = _identity(folder)
+    if identity in walked:  # walking all ways through many links takes for ever
+        _refuse_files_of(walked[identity], folder, files)
+        return
+    walked[identity] = folder
+    above = (*above, identity)
     for entry in _listed(folder):
         name, path = entry.name, os.path.join(folder, entry.name)
         if name.startswith(HIDDEN):
@@ -210,10 +236,17 @@ def _walk(folder: str, above: tuple[tuple[int, int], ...], files: list[str], omi
                 omissions[path] = reason, 1
         elif name.endswith(OWN_FOLDERS):
             omissions[path] = _omitted_folder(path)
-        elif (identity := _identity(path)) in above:
+        elif _identity(path) in above:
             omissions[path] = LOOP, 1
         else:
-            _walk(path, (*above, identity), files, omissions)
+            _walk(path, above, walked, files, omissions)
+
+
+def _refuse_files_of(before: str, folder: str, files: list[str]) -> None:
+    """Refuse a folder that was walked before by another path, if there are data files in it."""
+    inside = sorted(path for path in files if path.startswith(before + os.sep))
+    if inside:
+        raise _comes_twice("--input", folder + inside[0].removeprefix(before), inside[0])
 
 
 def _reason_to_leave(name: str) -> str | None:
@@ -277,7 +310,7 @@ def _unreadable(path: str, error: OSError) -> InputError:
     return InputError(f"--input {Place(path).name}: cannot be read: {error.strerror}")
 
 
-def _identity(path: str) -> tuple[int, int]:
+def _identity(path: str) -> Identity:
     """Device and inode of a file; an inode of 0 if that is not known."""
     try:
         status = os.stat(path) if path != STANDARD_INPUT else os.fstat(sys.stdin.fileno())
@@ -297,16 +330,19 @@ def refuse_twice(paths: Sequence[str], option: str = "--input") -> None:
     """
     if paths.count(STANDARD_INPUT) > 1:
         raise OptionError("--input: standard input (-) can be read once only")
-    names: dict[tuple[int, int] | str, str] = {}
+    names: dict[Identity | str, str] = {}
     for path in paths:
         identity = _identity(path)
         # Some network file systems number no inodes.
         key = identity if identity[1] else os.path.realpath(path)
         if key in names:
-            before = Place(names[key]).name
-            same = "is given twice" if names[key] == path else f"is the same file as {before}"
-            raise OptionError(f"{option} {Place(path).name}: {same}; give it once, or its documents come twice")
+            raise _comes_twice(option, path, names[key])
         names[key] = path
+
+
+def _comes_twice(option: str, path: str, before: str) -> OptionError:
+    same = "is given twice" if before == path else f"is the same file as {Place(before).name}"
+    return OptionError(f"{option} {Place(path).name}: {same}; give it once, or its documents come twice")
 
 
 def _warnings(paths: Sequence[str]) -> list[str]:

@@ -2,8 +2,8 @@
 
 The owner locks a file in it and writes down who it is: the running kernel's id, host name and process. While it lives,
 it renews the file's time of modification. If the last owner ran on the same kernel, getting the lock proves that it is
-dead. If it ran on another, the lock proves nothing, and a newcomer watches whether the file is still renewed. Host names
-prove nothing either: containers share them.
+dead. If it ran on another, the lock proves nothing, and a newcomer watches whether the file is still renewed. Host
+names prove nothing either: containers share them.
 """
 
 import fcntl

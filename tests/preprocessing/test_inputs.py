@@ -116,6 +116,20 @@ def test_fault_A09_links_that_lead_back_are_noticed_and_counted(tmp_path):
         input_files([str(data)])
 
 
+def test_fault_A09_links_everywhere_are_walked_once(tmp_path):
+    folders = [tmp_path / "data" / f"{number:02}" for number in range(15)]
+    for folder in folders:
+        folder.mkdir(parents=True)
+        for other in folders:
+            (folder / f"to-{other.name}").symlink_to(other)
+    put(tmp_path / "data", "a.jsonl")
+    assert relative(input_files([str(tmp_path / "data")]).paths, tmp_path / "data") == ["a.jsonl"]
+    put(folders[7], "b.jsonl")
+    assert len(input_files([str(tmp_path / "data" / "**" / "*.jsonl")]).paths) == 2
+    with pytest.raises(OptionError, match=r"b.jsonl: is the same file as .*b.jsonl"):
+        input_files([str(tmp_path / "data")])
+
+
 def test_fault_A09_what_is_left_out_is_counted_by_the_rule(tmp_path):
     data = put(
         tmp_path / "data", "a.jsonl", "_x/b.jsonl", "_x/c/d.jsonl", ".y/e.jsonl", "old.shards/f", "old.bfp/g.json"

@@ -245,6 +245,10 @@ def test_fault_B08_a_kill_while_it_is_planned_again_loses_nothing(run, stopped, 
     if moment == "cut":
         sizes = json.loads((tmp_path / "out.shards" / "run").read_text())["cut"]
         assert all((tmp_path / "out.shards" / name).stat().st_size > size for name, size in sizes.items())
+        with monkeypatch.context() as patched:
+            patched.setattr(dataset, "write_shard", interrupted)
+            assert run()[0] == 130
+        assert all((tmp_path / "out.shards" / name).stat().st_size <= size for name, size in sizes.items())
     status, err, done = run()
     assert status == 0 and {name for files in done for name in files} == expected
     assert run(output="whole")[0] == 0
