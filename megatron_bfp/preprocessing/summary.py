@@ -122,7 +122,7 @@ def why_not_finished(run: Run, identity: dict[str, Any]) -> str:
     """In what the run that was finished under this name differs, as the end of a sentence; empty if not known."""
     summary = read_json(run.prefix + SUMMARY_SUFFIX)
     found = summary and _run_of(summary)
-    return f", and of its run {difference(found, identity)}" if found and found != identity else ""
+    return f"; {difference(found, identity)}" if found and found != identity else ""
 
 
 def _run_of(summary: dict[str, Any]) -> dict[str, Any] | None:

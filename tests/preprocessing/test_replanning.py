@@ -331,7 +331,7 @@ def test_fault_B08_a_finished_run_says_in_what_it_differs(run, folder):
     assert run()[0] == 0
     change_files(folder, "middle")
     status, err, _ = run()
-    assert status == 2 and re.search(r"exists, and of its run .*c.jsonl \([0-9,]+ bytes of .* before, [0-9,]+ b", err)
+    assert status == 2 and re.search(r"exists; its inputs have changed: .*c.jsonl \([0-9,]+ bytes of .* before, [0-9,]+ b", err)
 
 
 def test_fault_B08_a_stream_in_place_of_files_is_refused_and_its_shards_are_not_theirs(
