@@ -274,6 +274,18 @@ def test_fault_B08_the_product_s_version_does_not_matter(run, stopped, monkeypat
     assert status == 0 and len(done) < 9
 
 
+def test_fault_B08_a_run_that_an_earlier_version_finished_is_finished(run, folder, tmp_path):
+    assert run()[0] == 0
+    path = tmp_path / "out.summary.json"
+    summary = json.loads(path.read_text())
+    assert "version" not in summary["run"]
+    path.write_text(json.dumps(summary | {"run": {"version": "0.0.1", **summary["run"]}}))
+    assert run() == (0, "", [])
+    path.write_text(json.dumps(summary | {"run": summary["run"] | {"append_eod": False}}))
+    status, err, _ = run()
+    assert status == 2 and "it differs in append_eod (false before, true now)" in err
+
+
 def test_fault_B08_files_that_are_left_out_but_there_are_not_lost_unasked(run, stopped, folder, tmp_path):
     stopped(9)
     paths = [folder / f"{name}.jsonl" for name in "bcde"]
