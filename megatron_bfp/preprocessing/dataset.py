@@ -121,6 +121,7 @@ class _Writing:
             BadDocuments(run.prefix + BAD_DOCUMENTS_SUFFIX, run.skip_bad_documents, self._folder.path) as bad,
         ):
             times = {"shards": self._do_shards(execute, meter, joiner), "tokenizing_seconds": meter.seconds}
+            self._refuse_changed_inputs()
             totals = Totals.empty(len(run.keys))
             for number in self._own:
                 totals.add(read_record(self._folder.path, number))
@@ -274,6 +275,14 @@ class _Writing:
         shards = self._shards[: numbers.index(found.shard) + 1]
         document = next(bad_documents(shards, lambda number: records.get(number) or self._record_of(number)))
         raise InputError(f"{document} (--skip-bad-documents leaves such documents out)") from None
+
+    def _refuse_changed_inputs(self) -> None:
+        """Refuse datasets of files that changed while they were read, as one does that is still written."""
+        changes = InputChanges.between(self._identity["inputs"], self._run.inputs())
+        if changes.now != changes.before:
+            raise InputError(
+                f"inputs changed while they were read: {changes}. Give the same command again when they are complete"
+            )
 
     def _refuse_none(self, totals: Totals) -> None:
         """Refuse to write a dataset without a document, unless other jobs may have some."""

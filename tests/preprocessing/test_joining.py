@@ -208,6 +208,15 @@ def test_each_file_of_joined_shards_must_be_as_long_as_their_records_say(tmp_pat
         join(str(tmp_path), records, 2)
 
 
+def test_a_shard_is_joined_as_long_as_any_of_its_files_is_missing(tmp_path):
+    write_shards(str(tmp_path), SHARDS)
+    assert not joining.is_joined(str(tmp_path), 1, 2)
+    for path in files_of_shards(str(tmp_path), 2, 2)[4:]:
+        os.rename(path, path + ".moved")
+        assert joining.is_joined(str(tmp_path), 1, 2) and not joining.is_joined(str(tmp_path), 0, 2)
+        os.rename(path + ".moved", path)
+
+
 @pytest.mark.parametrize("tokens_at_once", [1, 3, 1 << 22])
 def test_a_shard_is_taken_out_of_what_it_was_joined_to(tmp_path, monkeypatch, tokens_at_once):
     monkeypatch.setattr(joining, "TOKENS_AT_ONCE", tokens_at_once)

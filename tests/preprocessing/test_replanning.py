@@ -207,7 +207,32 @@ def test_fault_B08_what_has_not_changed_is_kept_and_the_bytes_are_a_fresh_run_s(
         assert {name for files in done for name in files} == expected
     assert run("--skip-bad-documents", output="whole")[0] == 0
     assert contents(tmp_path) == contents(tmp_path, "whole")
-    assert (contents(tmp_path)[4] is None) == (change == "two")  # d is repaired then
+    bad = [json.loads(line)["line"] for line in (contents(tmp_path)[4] or b"").splitlines()]
+    assert bad == ([] if change == "two" else [2, 78, 200])  # d is repaired then
+
+
+@pytest.mark.parametrize("how", ["grows", "goes"])
+def test_fault_B08_a_file_that_changes_while_it_is_read_is_refused(run, folder, tmp_path, how, monkeypatch):
+    finish = shards._finish
+
+    def change_meanwhile(*arguments):
+        if how == "goes":
+            (folder / "e.jsonl").unlink(missing_ok=True)
+        else:
+            with open(folder / "e.jsonl", "a") as file:
+                file.write('{"text": "more", "b": "more"}\n')
+        return finish(*arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shards, "_finish", change_meanwhile)
+        status, err, _ = run()
+    assert status == 2 and "e.jsonl" in err and not list(tmp_path.glob("out_*"))
+    if how == "grows":
+        assert re.search(r"inputs changed while they were read: .*e.jsonl \([0-9,]+ bytes .* before, .* now\)\. Give", err)
+    status, err, done = run()
+    assert status == 0 and "its inputs have changed since" in err and not any({"a", "b"} & files for files in done)
+    assert run(output="whole")[0] == 0
+    assert contents(tmp_path) == contents(tmp_path, "whole")
 
 
 def test_fault_B08_the_order_of_inputs_may_change(run, stopped, folder, tmp_path):
