@@ -83,7 +83,7 @@ def check_start(chunk: bytes, is_whole: bool, path: str, parse: Callable[[bytes]
         chunk: the (decompressed) file's first bytes, ``CHECKED_BYTES`` or more.
         is_whole: these are all it has, and may be fewer.
         path: names the file.
-        parse: what a line holds; raises ValueError where it is no JSON.
+        parse: a line's object, None if it is blank; raises ValueError if it is no object.
 
     Raises:
         InputError: it is.
@@ -114,13 +114,11 @@ def _reason_to_refuse(chunk: bytes, is_whole: bool, path: str, parse: Callable[[
     number, first_error = 0, ""
     for place, line in _whole_lines(chunk, is_whole, path):
         try:
-            if isinstance(parse(line), dict):
+            if parse(line) is not None:
                 return None
-            error = "holds no object"
-        except ValueError as reason:
-            error = str(reason)
-        number += 1
-        first_error = first_error or f"{place}: {error}"
+        except ValueError as error:
+            number += 1
+            first_error = first_error or f"{place}: {error}"
     name, start = Place(path).name, chunk.removeprefix(BOM).lstrip()
     if kind := next((kind for magic, kind in TEXT_MAGICS.items() if start.startswith(magic)), None):
         return f"{name}: is {kind}"

@@ -228,7 +228,9 @@ def test_fault_B08_a_file_that_changes_while_it_is_read_is_refused(run, folder, 
         status, err, _ = run()
     assert status == 2 and "e.jsonl" in err and not list(tmp_path.glob("out_*"))
     if how == "grows":
-        assert re.search(r"inputs changed while they were read: .*e.jsonl \([0-9,]+ bytes .* before, .* now\)\. Give", err)
+        assert re.search(
+            r"inputs changed while they were read: .*e.jsonl \([0-9,]+ bytes .* before, .* now\)\. Give", err
+        )
     status, err, done = run()
     assert status == 0 and "its inputs have changed since" in err and not any({"a", "b"} & files for files in done)
     assert run(output="whole")[0] == 0
@@ -368,7 +370,9 @@ def test_fault_B08_a_finished_run_says_in_what_it_differs(run, folder):
     assert run()[0] == 0
     change_files(folder, "middle")
     status, err, _ = run()
-    assert status == 2 and re.search(r"exists; its inputs have changed: .*c.jsonl \([0-9,]+ bytes of .* before, [0-9,]+ b", err)
+    assert status == 2 and re.search(
+        r"exists; its inputs have changed: .*c.jsonl \([0-9,]+ bytes of .* before, [0-9,]+ b", err
+    )
 
 
 def test_fault_B08_a_stream_in_place_of_files_is_refused_and_its_shards_are_not_theirs(
