@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from ..command_line import run, typed_name
 from ..index_building import build
 from ..index_format import IndexKey, document_range, index_directory
-from ..indexed_dataset import IndexedDataset, idx_path
+from ..indexed_dataset import IndexedDataset
 from ..merging import merge
 from ..progress import terminal_progress
 from ..report import count_cuts
@@ -17,7 +17,7 @@ from ..sequence_index import SequenceIndex
 from ..splits import SPLIT_NAMES, split_fractions
 from ..tables import format_table
 from .dataset import write_datasets
-from .input_files import input_files, refuse_twice
+from .input_files import input_files
 from .options import executor_of, parse, run_of
 from .parts import check_parts
 from .summary import WrittenDataset
@@ -31,7 +31,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     """
     options = parse(argv)
     if options.merge:
-        _check_parts(options.merge)
+        for warning in check_parts(options.merge):
+            print(f"{typed_name()}: warning: {warning}", file=sys.stderr)
         datasets = [WrittenDataset(merge(options.output_prefix, options.merge, terminal_progress), 0, 0)]
     elif options.indexed:
         datasets = [WrittenDataset(IndexedDataset(prefix, needs_bin=False), 0, 0) for prefix in options.indexed]
@@ -47,13 +48,6 @@ def console() -> int:
     """Run the command; returns its exit status: 0 done, 2 bad options or input, 130 interrupted, 143 terminated."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exception, so that unfinished files are removed
     return run(main, typed_name())
-
-
-def _check_parts(prefixes: Sequence[str]) -> None:
-    """Refuse datasets whose documents would be lost or come twice when they are merged."""
-    refuse_twice([path for prefix in prefixes if os.path.exists(path := idx_path(prefix))], "--merge")
-    for warning in check_parts(prefixes):
-        print(f"{typed_name()}: warning: {warning}", file=sys.stderr)
 
 
 def _written(options: argparse.Namespace) -> list[WrittenDataset]:

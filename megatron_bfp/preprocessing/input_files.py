@@ -93,7 +93,7 @@ def input_files(inputs: Sequence[str]) -> InputFiles:
     omissions: Omissions = {}
     for value in inputs:
         paths += _files_of(value, omissions)
-    refuse_twice(paths)
+    _refuse_twice(paths)
     left_out: dict[str, LeftOut] = {}
     for path, (reason, num_files) in omissions.items():
         if num_files:
@@ -246,7 +246,7 @@ def _refuse_files_of(before: str, folder: str, files: list[str]) -> None:
     """Refuse a folder that was walked before by another path, if there are data files in it."""
     inside = sorted(path for path in files if path.startswith(before + os.sep))
     if inside:
-        raise _comes_twice("--input", folder + inside[0].removeprefix(before), inside[0])
+        raise _comes_twice(folder + inside[0].removeprefix(before), inside[0])
 
 
 def _reason_to_leave(name: str) -> str | None:
@@ -321,7 +321,7 @@ def _identity(path: str) -> Identity:
     return status.st_dev, status.st_ino
 
 
-def refuse_twice(paths: Sequence[str], option: str = "--input") -> None:
+def _refuse_twice(paths: Sequence[str]) -> None:
     """Refuse a file that comes twice, by the same name or another.
 
     Raises:
@@ -336,13 +336,13 @@ def refuse_twice(paths: Sequence[str], option: str = "--input") -> None:
         # Some network file systems number no inodes.
         key = identity if identity[1] else os.path.realpath(path)
         if key in names:
-            raise _comes_twice(option, path, names[key])
+            raise _comes_twice(path, names[key])
         names[key] = path
 
 
-def _comes_twice(option: str, path: str, before: str) -> OptionError:
+def _comes_twice(path: str, before: str) -> OptionError:
     same = "is given twice" if before == path else f"is the same file as {Place(before).name}"
-    return OptionError(f"{option} {Place(path).name}: {same}; give it once, or its documents come twice")
+    return OptionError(f"--input {Place(path).name}: {same}; give it once, or its documents come twice")
 
 
 def _warnings(paths: Sequence[str]) -> list[str]:

@@ -4,11 +4,12 @@ Each job with ``--shard-index`` plans the whole input and does its part of it. I
 parts do not fit: documents are lost or come twice, and nothing in the datasets shows it. Their summaries do.
 """
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ..errors import InputError
+from ..errors import InputError, OptionError
 from .input_files import SUMMARY_SUFFIX
 from .run_folder import difference, read_json
 
@@ -22,12 +23,18 @@ def check_parts(prefixes: Sequence[str]) -> Iterator[str]:
         What may be a mistake: parts that are not given.
 
     Raises:
+        OptionError: a part is given twice.
         InputError: two parts are of other inputs, or were made with other options.
     """
     outputs: dict[tuple[str, ...], dict[int, re.Match[str]]] = {}
     for prefix in prefixes:
-        if part := PART.fullmatch(prefix):
-            outputs.setdefault(part.group("output", "count", "key"), {})[int(part["index"])] = part
+        if part := PART.fullmatch(os.path.realpath(prefix)):
+            parts = outputs.setdefault(part.group("output", "count", "key"), {})
+            if int(part["index"]) in parts:
+                raise OptionError(
+                    f"--merge {prefix}: this part is given twice; give it once, or its documents come twice"
+                )
+            parts[int(part["index"])] = part
     for (output, count, key), parts in outputs.items():
         _refuse_other_runs(list(parts.values()))
         missing = sorted(set(range(int(count))) - set(parts))
