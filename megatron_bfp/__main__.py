@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from . import show_command, verify_command
-from .command_line import Parser, run
+from .command_line import Parser, run, typed_name
 from .integrations import startup_file
 from .integrations.activation import is_script, run_script
 
@@ -60,4 +60,4 @@ def startup_command(verb: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run(main, "megatron_bfp", quiet=os.environ.get("RANK", "0") != "0"))
+    sys.exit(run(main, typed_name(), quiet=os.environ.get("RANK", "0") != "0"))

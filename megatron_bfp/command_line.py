@@ -1,6 +1,7 @@
 """What all command lines share: an error is one line on standard error and exit status 2."""
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
@@ -23,6 +24,14 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise an OptionError."""
         raise OptionError(message)
+
+
+def typed_name() -> str:
+    """The command's name as it was typed: ``megatron-bfp-preprocess``, ``preprocess_bfp.py``, ``python -m PACKAGE``."""
+    path = sys.argv[0]
+    if os.path.basename(path) == "__main__.py":
+        return f"python -m {os.path.basename(os.path.dirname(os.path.abspath(path)))}"
+    return os.path.basename(path)
 
 
 def run(main: Callable[[], int | None], name: str, quiet: bool = False) -> int:

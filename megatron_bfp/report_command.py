@@ -3,7 +3,7 @@
 import os
 from collections.abc import Sequence
 
-from .command_line import Parser, run
+from .command_line import Parser, run, typed_name
 from .errors import InputError, OptionError
 from .files import write_whole
 from .index_format import split_range
@@ -13,7 +13,6 @@ from .progress import terminal_progress
 from .report import make_report, megatron_order
 from .report_pages import check_drawing, draw, to_json, to_markdown
 
-NAME = "report_bfp"
 CAPS = (32, 128)
 """Limits on the documents of a sequence that are compared where none are given."""
 FIGURE = "truncations.png"
@@ -25,7 +24,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     Raises:
         BFPError: bad options or input.
     """
-    parser = Parser(prog=NAME, description="What best-fit packing saves and costs on a dataset, beside concatenation.")
+    description = "What best-fit packing saves and costs on a dataset, beside concatenation."
+    parser = Parser(prog=typed_name(), description=description)
     parser.add_argument("prefix", metavar="PREFIX", help="the dataset's path without .bin or .idx")
     parser.add_argument("--seq-length", nargs="+", type=int, required=True, metavar="L", help="tokens a sequence")
     parser.add_argument("--output", metavar="DIR", help="write report.md, report.json and truncations.png there")
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def console() -> int:
     """Run the command; returns its exit status: 0 done, 2 bad options or input, 130 interrupted."""
-    return run(main, NAME)
+    return run(main, typed_name())
 
 
 def _order(dataset: IndexedDataset, seed: int, first: int, end: int) -> str:

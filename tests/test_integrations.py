@@ -137,7 +137,7 @@ def test_a_script_runs_as_if_python_had_started_it(trainer):
     assert call(*module, "--local_rank=1", *bfp, folder=trainer) == (0, "__main__ True bfp 1")
     assert call(*module, "pretrain_gpt.py", "--data-impl", "mmap", folder=trainer) == (0, "__main__ False None None")
     status, output = call(*module, "gone.py", "--data-impl", "bfp", folder=trainer)
-    assert (status, output) == (2, "megatron_bfp: error: gone.py: no such training script")
+    assert (status, output) == (2, "python -m megatron_bfp: error: gone.py: no such training script")
 
 
 def test_install_comes_first_or_says_so(trainer):

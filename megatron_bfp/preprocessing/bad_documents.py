@@ -20,21 +20,23 @@ class BadDocuments:
 
     Args:
         path: of the file; one that is there is replaced.
+        folder: of the run, on the same file system; the file is there until it gets its name.
         skip: whether bad documents are left out, not an error.
 
     Raises:
         OptionError: the file cannot be written.
     """
 
-    def __init__(self, path: str, skip: bool) -> None:
+    def __init__(self, path: str, skip: bool, folder: str) -> None:
         self._path, self._skip = path, skip
+        self._part = os.path.join(folder, "bad.jsonl.part")
         self.number = 0
         self.first: BadDocument | None = None
         self._file = self._open() if skip else None
 
     def _open(self):
         try:
-            return open(self._path + ".part", "w", encoding="utf-8")
+            return open(self._part, "w", encoding="utf-8")
         except OSError as error:
             raise OptionError(f"{self._path}: cannot be written: {error.strerror}") from None
 
@@ -46,7 +48,7 @@ class BadDocuments:
             with suppress(OSError):
                 self._file.close()
             with suppress(FileNotFoundError):
-                os.remove(self._path + ".part")
+                os.remove(self._part)
 
     def add(self, documents: Iterable[BadDocument]) -> None:
         """Raise the first of them, or write each down.
@@ -80,7 +82,7 @@ class BadDocuments:
             if self.number:
                 self._file.flush()
                 os.fsync(self._file.fileno())
-                os.replace(self._path + ".part", self._path)
+                os.replace(self._part, self._path)
             elif self._skip and os.path.exists(self._path):
                 os.remove(self._path)
         except OSError as error:

@@ -6,7 +6,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from ..command_line import run
+from ..command_line import run, typed_name
 from ..index_building import build
 from ..index_format import IndexKey, index_directory
 from ..indexed_dataset import IndexedDataset
@@ -17,9 +17,9 @@ from ..sequence_index import SequenceIndex
 from ..splits import SPLIT_NAMES
 from ..tables import format_table
 from .dataset import write_datasets
-from .documents import Place
-from .inputs import input_files
-from .options import NAME, executor_of, parse, run_of
+from .input_files import input_files
+from .options import executor_of, parse, run_of
+from .parts import check_parts
 from .shards import load_tokenizers
 from .special_tokens import template_in_words
 from .summary import WrittenDataset
@@ -33,6 +33,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     """
     options = parse(argv)
     if options.merge:
+        for warning in check_parts(options.merge):
+            print(f"{typed_name()}: warning: {warning}", file=sys.stderr)
         datasets = [WrittenDataset(merge(options.output_prefix, options.merge, terminal_progress), 0, 0)]
     elif options.indexed:
         datasets = [WrittenDataset(IndexedDataset(prefix, needs_bin=False), 0, 0) for prefix in options.indexed]
@@ -47,17 +49,15 @@ def main(argv: Sequence[str] | None = None) -> None:
 def console() -> int:
     """Run the command; returns its exit status: 0 done, 2 bad options or input, 130 interrupted, 143 terminated."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exception, so that unfinished files are removed
-    return run(main, NAME)
+    return run(main, typed_name())
 
 
 def _written(options: argparse.Namespace) -> list[WrittenDataset]:
     """The datasets of documents, written or finished before."""
-    paths, others = input_files(options.input)
-    if others:
-        first = Place(others[0]).name
-        number = f"{len(others)} other file{'s' if len(others) > 1 else ''}"
-        print(f"{NAME}: {number} in the folders given not read, by name: {first} ...", file=sys.stderr)
-    run = run_of(options, paths)
+    files = input_files(options.input)
+    for line in [*map(str, files.left_out), *(f"warning: {warning}" for warning in files.warnings)]:
+        print(f"{typed_name()}: {line}", file=sys.stderr)
+    run = run_of(options, files.paths)
     datasets = write_datasets(run, executor_of(options), terminal_progress)
     tokenizer = load_tokenizers(run.tokenizer)[0]
     print(f"Each document: {template_in_words(run.tokenizer.template(tokenizer), tokenizer)}")

@@ -17,9 +17,10 @@ from ..errors import InputError, OptionError
 CHUNK_BYTES = 1 << 20
 COMPRESSED_BYTES = 1 << 16
 """Read at once of compressed data. The rest of it is copied at the end of a member, and members can be small."""
+ZSTD_FRAME, ZSTD_HEADER_BYTES = b"\x28\xb5\x2f\xfd", 10
 MAGICS = {
     b"\x1f\x8b": "gzip",
-    b"\x28\xb5\x2f\xfd": "zstd",
+    ZSTD_FRAME: "zstd",
     **{bytes([0x50 + number]) + b"\x2a\x4d\x18": "zstd" for number in range(16)},  # frames that hold no data
     b"BZh": "bzip2",
     b"\xfd7zXZ\x00": "xz",
@@ -30,6 +31,22 @@ MAGICS = {
 def compression_of(start: bytes) -> str | None:
     """The name of the compression whose data begins with ``start``; None for none."""
     return next((name for magic, name in MAGICS.items() if start.startswith(magic)), None)
+
+
+def zstd_dictionary(start: bytes) -> int:
+    """The number of the dictionary that a zstd frame was compressed with; 0 for none.
+
+    Args:
+        start: the frame's first ``ZSTD_HEADER_BYTES``.
+
+    RFC 8878, section 3.1.1: a descriptor follows the magic, then a byte for the window unless there is one segment,
+    then the number, in 0, 1, 2 or 4 bytes.
+    """
+    if not start.startswith(ZSTD_FRAME) or len(start) < 5:
+        return 0
+    descriptor = start[4]
+    begin = 5 if descriptor & 0x20 else 6
+    return int.from_bytes(start[begin : begin + (0, 1, 2, 4)[descriptor & 3]], "little")
 
 
 def chunks_of(file: BinaryIO, name: str, start: bytes = b"") -> Iterator[bytes]:
@@ -70,10 +87,18 @@ class _Members:
                 self._refuse(
                     f"what follows the {self._compression} data at byte {begin} is no {self._compression} data"
                 )
+            if self._compression == "zstd" and (dictionary := zstd_dictionary(self._start(ZSTD_HEADER_BYTES))):
+                self._refuse(
+                    f"its zstd data at byte {begin} needs the dictionary {dictionary} that it was compressed with; "
+                    "decompress it first (zstd -d -D DICTIONARY)"
+                )
             yield from self._member(begin)
 
     def _member(self, begin: int) -> Iterator[bytes]:
         decompressor = DECOMPRESSORS[self._compression]()
+        advice = "get a whole copy"
+        if self._compression == "zstd":  # a dictionary may have no number
+            advice += ", or decompress it with the dictionary it was compressed with, if it was"
         while not decompressor.eof:
             if decompressor.needs_input and not self._unread and not self._read():
                 self._refuse(
@@ -85,8 +110,9 @@ class _Members:
                 chunk = decompressor.decompress(compressed, CHUNK_BYTES)
             except (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError, _zstd_error()) as error:
                 at = f"before byte {self._position}, in the member that begins at byte {begin}"
-                self._refuse(f"damaged {self._compression} data {at}: {error}; get a whole copy")
+                self._refuse(f"damaged {self._compression} data {at}: {error}; {advice}")
             if chunk:
+                advice = "get a whole copy"
                 yield chunk
         self._unread = decompressor.unused_data
 

@@ -8,7 +8,7 @@ and does nothing when all is done.
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,11 +19,12 @@ from ..progress import Progress, without_progress
 from .bad_documents import BadDocuments
 from .bad_places import bad_documents
 from .documents import Place
-from .inputs import BAD_DOCUMENTS_SUFFIX
-from .joining import ShardJoiner
+from .input_files import BAD_DOCUMENTS_SUFFIX
+from .joining import ShardJoiner, is_joined, joined_bytes, take_out
 from .meter import Meter
 from .plan import Shard, input_bytes, part_of, plan_shards
 from .processes import run_in_processes
+from .replanning import InputChanges, kept_shards, plan_again, refuse_to_lose
 from .run import Run
 from .run_folder import SUFFIX, RunFolder
 from .shards import (
@@ -32,9 +33,10 @@ from .shards import (
     ShardWork,
     load_tokenizers,
     read_record,
+    shard_prefix,
     write_shard,
 )
-from .summary import Totals, WrittenDataset, finished_datasets, write_summary
+from .summary import Totals, WrittenDataset, finished_datasets, why_not_finished, write_summary
 from .verification import verify_documents
 
 Executor = Callable[..., Iterator[tuple[Shard, ShardRecord]]]
@@ -63,10 +65,13 @@ def write_datasets(
             folder.remove()
             return written
         if not folder.is_of_this_run():
-            refuse_to_replace(run.dataset_prefixes)
+            refuse_to_replace(run.dataset_prefixes, why_not_finished(run, identity))
     with folder:
         if run.has_streams:
+            if folder.plan and folder.changes and not run.overwrite:
+                refuse_to_lose(folder.plan, folder.changes, folder.finished(), folder.path)
             folder.clear()  # what came through a pipe cannot be compared with what comes now
+            folder.set_plan([])
         return _Writing(run, identity, folder).write(execute, progress)
 
 
@@ -77,8 +82,11 @@ def _is_there(prefix: str) -> bool:
     return os.path.exists(bin_path(prefix)) and not os.path.exists(idx_path(prefix) + ".part")
 
 
-def refuse_to_replace(prefixes: Sequence[str]) -> None:
+def refuse_to_replace(prefixes: Sequence[str], why: str = "") -> None:
     """Refuse to write datasets where there are some.
+
+    Args:
+        why: in what they differ from those to be written.
 
     Raises:
         OptionError: there is one.
@@ -86,8 +94,8 @@ def refuse_to_replace(prefixes: Sequence[str]) -> None:
     for prefix in prefixes:
         if _is_there(prefix):
             raise OptionError(
-                f"{prefix}: a dataset of this name exists; choose another --output-prefix, give --overwrite, or build "
-                f"its sequence indexes with --indexed {prefix}"
+                f"{prefix}: a dataset of this name exists{why}; choose another --output-prefix, give --overwrite, or "
+                f"build its sequence indexes with --indexed {prefix}"
             )
 
 
@@ -112,10 +120,11 @@ class _Writing:
         run = self._run
         with (
             Meter(input_bytes(run.paths)) as meter,
-            ShardJoiner(self._folder.path, self._joined, optimal_dtype(self._tokenizer.vocab_size)) as joiner,
-            BadDocuments(run.prefix + BAD_DOCUMENTS_SUFFIX, run.skip_bad_documents) as bad,
+            ShardJoiner(self._folder.path, self._joined, self._dtype) as joiner,
+            BadDocuments(run.prefix + BAD_DOCUMENTS_SUFFIX, run.skip_bad_documents, self._folder.path) as bad,
         ):
             times = {"shards": self._do_shards(execute, meter, joiner), "tokenizing_seconds": meter.seconds}
+            self._refuse_changed_inputs()
             totals = Totals.empty(len(run.keys))
             for number in self._own:
                 totals.add(read_record(self._folder.path, number))
@@ -129,6 +138,11 @@ class _Writing:
         write_summary(run, self._identity, self._tokenizer, totals, datasets, times)
         self._folder.remove()
         return [WrittenDataset(*found, totals.num_bad) for found in zip(datasets, totals.num_empty, strict=True)]
+
+    @property
+    def _dtype(self) -> type:
+        """Of a token on disk."""
+        return optimal_dtype(self._tokenizer.vocab_size)
 
     def _say_once(self, remark: str | None) -> None:
         """Say why the fast library is not used, for all shards or one."""
@@ -156,10 +170,11 @@ class _Writing:
 
     def _to_do(self, meter: Meter, joiner: ShardJoiner) -> Iterator[Shard]:
         """This run's shards that are not done."""
-        done, is_joined = self._folder.finished(), self._folder.is_verified
-        for shard in self._planned():
+        planned = self._planned()
+        done, is_verified = self._folder.finished(), self._folder.is_verified
+        for shard in planned:
             self._own.append(shard.number)
-            if not is_joined:
+            if not is_verified:
                 joiner.announce(shard.number)
             if shard.number not in done:
                 yield shard
@@ -167,28 +182,111 @@ class _Writing:
             record = read_record(self._folder.path, shard.number)
             if record.bad and not self._run.skip_bad_documents:
                 raise BadDocumentFound(shard.number, record)
-            if not is_joined:
+            if not is_verified:
                 joiner.add(shard.number, record, is_new=False)
             meter.skip(shard.num_bytes)
 
-    def _planned(self) -> Iterator[Shard]:
-        shards = plan_shards(self._run.paths, self._folder.path)
-        if self._run.part is not None:
-            self._shards = list(shards)
-            yield from part_of(self._shards, *self._run.part)
-            return
-        for shard in shards:
+    def _planned(self) -> Iterable[Shard]:
+        if self._run.has_streams:
+            return self._planned_streams()
+        self._shards = self._planned_files()
+        return self._shards if self._run.part is None else part_of(self._shards, *self._run.part)
+
+    def _planned_streams(self) -> Iterator[Shard]:
+        for shard in plan_shards(self._run.paths, self._folder.path):
             self._shards.append(shard)
             yield shard
+
+    def _planned_files(self) -> list[Shard]:
+        """All shards of files: those that were planned before, and of inputs that have changed others."""
+        folder = self._folder
+        if folder.plan is None:
+            folder.set_plan(list(plan_shards(self._run.paths, folder.path)))
+        elif folder.changes is not None:
+            self._plan_again(folder.plan, folder.changes)
+        return folder.plan
+
+    def _plan_again(self, before: list[Shard], changes: InputChanges) -> None:
+        """Keep the shards of files that have not changed, and plan the others again."""
+        folder, finished = self._folder, self._folder.finished()
+        if not self._run.overwrite:
+            refuse_to_lose(before, changes, finished, folder.path)
+        kept = kept_shards(before, changes.unchanged, finished)
+        shards = plan_again(self._run.paths, before, kept, changes.unchanged)
+        sizes = self._take_out_of_order(before, shards)
+        folder.set_plan(shards, sizes)
+        again = len(finished) - sum(shard.number in finished for shard in shards)
+        print(
+            f"{folder.path}: its inputs have changed since: {changes}. {len(finished) - again} of {len(finished)} "
+            "finished shards are kept, the others done again",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    def _take_out_of_order(self, before: list[Shard], shards: list[Shard]) -> dict[str, int]:
+        """Take shards that are kept and were joined out of the datasets that grow, but for those that both plans begin
+        with.
+
+        Returns:
+            What is left of the files of these datasets, in bytes, by their names.
+        """
+        numbers, num_keys = {shard.number for shard in shards}, len(self._run.keys)
+        sizes: dict[str, int] = {}
+        documents, tokens = [0] * num_keys, [0] * num_keys
+        is_in_order = True
+        for place, shard in enumerate(before[: self._num_joined(before)]):
+            record = read_record(self._folder.path, shard.number)
+            is_in_order = is_in_order and place < len(shards) and shards[place].number == shard.number
+            for key in range(num_keys):
+                first = documents[key], tokens[key]
+                documents[key] += record.num_documents[key]
+                tokens[key] += record.num_tokens[key]
+                if not is_in_order and shard.number in numbers:
+                    ranges = range(first[0], documents[key]), range(first[1], tokens[key])
+                    part = shard_prefix(self._folder.path, shard.number, key)
+                    take_out(self._joined[key], part, self._dtype, *ranges)
+            if is_in_order:
+                sizes = self._sizes(documents, tokens)
+        return sizes or self._sizes([0] * num_keys, [0] * num_keys)
+
+    def _num_joined(self, shards: list[Shard]) -> int:
+        """How many of the first shards are in the datasets that grow."""
+        folder, num_keys = self._folder, len(self._run.keys)
+        finished = [folder.is_finished(shard.number) for shard in shards]
+        joined = [
+            place
+            for place, shard in enumerate(shards)
+            if finished[place] and is_joined(folder.path, shard.number, num_keys)
+        ]
+        number = joined[-1] + 1 if joined else 0
+        if not all(finished[:number]):
+            raise InputError(f"{folder.path}: a shard before one that was joined is lost; remove this folder")
+        return number
+
+    def _sizes(self, documents: Sequence[int], tokens: Sequence[int]) -> dict[str, int]:
+        return {
+            os.path.basename(prefix) + ending: size
+            for prefix, *numbers in zip(self._joined, documents, tokens, strict=True)
+            for ending, size in joined_bytes(*numbers, self._dtype).items()
+        }
 
     def _record_of(self, number: int) -> ShardRecord | None:
         return read_record(self._folder.path, number) if self._folder.is_finished(number) else None
 
     def _refuse_bad(self, found: BadDocumentFound) -> None:
         records = {found.shard: found.record}
-        shards = [shard for shard in self._shards if shard.number <= found.shard]
+        numbers = [shard.number for shard in self._shards]
+        shards = self._shards[: numbers.index(found.shard) + 1]
         document = next(bad_documents(shards, lambda number: records.get(number) or self._record_of(number)))
         raise InputError(f"{document} (--skip-bad-documents leaves such documents out)") from None
+
+    def _refuse_changed_inputs(self) -> None:
+        """Refuse datasets of files that changed while they were read, as one does that is still written."""
+        changes = InputChanges.between(self._identity["inputs"], self._run.inputs())
+        if changes.now != changes.before:
+            raise InputError(
+                f"inputs changed while they were read: {changes}. Give the same command again when they are complete"
+            )
 
     def _refuse_none(self, totals: Totals) -> None:
         """Refuse to write a dataset without a document, unless other jobs may have some."""

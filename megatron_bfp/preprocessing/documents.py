@@ -71,8 +71,16 @@ def text_of(value: object, key: str) -> str:
         ValueError: it is something else.
     """
     if not isinstance(value, str):
-        raise ValueError(f"{key!r} holds {'null' if value is None else f'a {type(value).__name__}'}, not text")
+        raise ValueError(f"{key!r} holds {a_kind(value)}, not text")
     return value
+
+
+def a_kind(value: object, prefix: str = "") -> str:
+    """What a parsed value is, with its article: ``a list``, ``an int``; with a prefix, ``a JSON int``."""
+    if value is None:
+        return "null"
+    kind = prefix + type(value).__name__
+    return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
 
 
 def encodable_text_of(value: object, key: str) -> str:

@@ -1,85 +1,18 @@
-"""``--input`` to raw documents: which files, in which order, and what reads each piece of them."""
+"""Input files to raw documents: what reads each piece of them, by what its first bytes say."""
 
-import glob
-import os
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from ..errors import InputError, OptionError
+from ..errors import InputError
 from . import parquet
 from .compression import chunks_of
 from .documents import STANDARD_INPUT, Batch, Place
 from .jsonl import LineBatch, count_line_starts, line_batches, line_chunks
 
-DATA_NAME = re.compile(r"\.(jsonl|json|ndjson|parquet)(\.(gz|zst|zstd|bz2|xz))?$", re.IGNORECASE)
-BAD_DOCUMENTS_SUFFIX = ".bad.jsonl"
-SUMMARY_SUFFIX = ".summary.json"
-"""End the names of what is written beside the datasets, and is no input."""
-OWN_FOLDERS = (".bfp", ".shards")
 START_BYTES = 512
 """Enough to tell what a file is."""
-
-
-def input_files(inputs: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The files that ``--input`` names, in the order of its values.
-
-    Args:
-        inputs: paths of files and folders, glob patterns (``**`` for folders in folders), ``-`` for standard input.
-
-    Returns:
-        The files of a folder (those whose names end as ``DATA_NAME`` says, in folders below it too) and of a pattern
-        are sorted by their paths. Second, the folders' other files, which are not read.
-
-    Raises:
-        OptionError: there is no such file, a pattern matches none, or standard input is named twice.
-    """
-    files: list[str] = []
-    others: list[str] = []
-    for value in inputs:
-        if value == STANDARD_INPUT:
-            files.append(value)
-        elif os.path.isdir(value):
-            _add_folder(value, files, others)
-        elif os.path.exists(value):
-            files.append(value)
-        elif glob.has_magic(value):
-            _add_matches(value, files, others)
-        else:
-            raise OptionError(f"--input {Place(value).name}: no such file")
-    if files.count(STANDARD_INPUT) > 1:
-        raise OptionError("--input: standard input (-) can be read once only")
-    return files, others
-
-
-def _add_matches(pattern: str, files: list[str], others: list[str]) -> None:
-    matches = sorted(glob.glob(pattern, recursive=True))
-    found = [path for path in matches if not os.path.isdir(path)]
-    if not matches:
-        raise OptionError(f"--input {Place(pattern).name}: no file matches this pattern")
-    if found:
-        files += found
-    else:
-        for folder in matches:
-            _add_folder(folder, files, others)
-
-
-def _add_folder(folder: str, files: list[str], others: list[str]) -> None:
-    found = []
-    for path, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith((".", "_")) and not name.endswith(OWN_FOLDERS)]
-        for name in names:
-            is_data = DATA_NAME.search(name) and not name.startswith((".", "_"))
-            place = found if is_data and not name.endswith((BAD_DOCUMENTS_SUFFIX, SUMMARY_SUFFIX)) else others
-            place.append(os.path.join(path, name))
-    if not found:
-        raise OptionError(
-            f"--input {Place(folder).name}: no file in this folder is named as data (.jsonl, .json, .ndjson, .parquet, "
-            "compressed or not); name the files or give a pattern"
-        )
-    files += sorted(found)
 
 
 @dataclass(frozen=True)
@@ -114,7 +47,7 @@ def read_batches(piece: Piece, keys: Sequence[str]) -> Iterator[tuple[Batch, flo
     try:
         with opened(piece.segment or piece.path) as file:
             if piece.segment:
-                for batch in line_batches(chunks_of(file, name), piece.path, piece.begin):
+                for batch in line_batches(chunks_of(file, name), piece.path, piece.begin, is_checked=True):
                     yield batch, file.tell() / size
                 return
             start = start_of(file, START_BYTES)
@@ -125,7 +58,7 @@ def read_batches(piece: Piece, keys: Sequence[str]) -> Iterator[tuple[Batch, flo
                     yield batch, file.tell() / size
             else:
                 first_byte, chunks = line_chunks(file, piece.begin, piece.end)
-                for batch in line_batches(chunks, piece.path, first_byte):
+                for batch in line_batches(chunks, piece.path, first_byte, is_checked=True):
                     yield batch, (file.tell() - piece.begin) / size
     except OSError as error:
         raise InputError(f"{name}: cannot be read: {error.strerror or error}") from None

@@ -14,12 +14,13 @@ import numpy as np
 
 from ..errors import IndexedDatasetError, InputError
 from ..files import sync_file
-from ..indexed_dataset import IdxWriter, IndexedDataset, bin_path, idx_path
+from ..indexed_dataset import IdxWriter, IndexedDataset, IndexedDatasetWriter, bin_path, idx_path
 from ..merging import copy_tokens
 from ..progress import Progress, without_progress
 from .shards import ShardRecord, shard_prefix
 
 LENGTHS_AT_ONCE = 1 << 20
+TOKENS_AT_ONCE = 1 << 22
 
 
 class ShardJoiner:
@@ -88,13 +89,71 @@ class ShardJoiner:
     def _append(self, number: int, record: ShardRecord, is_new: bool) -> None:
         datasets = self._opened()
         parts = [shard_prefix(self._folder, number, key) for key in range(len(datasets))]
-        files = [path_of(part) for part in parts for path_of in (bin_path, idx_path)]
-        is_joined = not is_new and not all(map(os.path.exists, files))  # the first is removed when all are on disk
+        was_joined = not is_new and is_joined(self._folder, number, len(datasets))
         for dataset, part, *counts in zip(datasets, parts, record.num_documents, record.num_tokens, strict=True):
-            dataset.pass_over(*counts) if is_joined else dataset.append(part, *counts)
-        for path in files:
+            dataset.pass_over(*counts) if was_joined else dataset.append(part, *counts)
+        for path in _files_of(parts):
             with suppress(FileNotFoundError):
                 os.remove(path)
+
+
+def is_joined(folder: str, number: int, num_keys: int) -> bool:
+    """Whether a finished shard was joined: the first of its own files is removed when all of it is on disk."""
+    return not all(map(os.path.exists, _files_of([shard_prefix(folder, number, key) for key in range(num_keys)])))
+
+
+def _files_of(parts: Sequence[str]) -> list[str]:
+    return [path_of(part) for part in parts for path_of in (bin_path, idx_path)]
+
+
+def joined_bytes(num_documents: int, num_tokens: int, dtype: Any) -> dict[str, int]:
+    """The sizes of what a growing dataset holds, by the endings of its files' names."""
+    return {".bin": num_tokens * np.dtype(dtype).itemsize, ".lengths": num_documents * 4}
+
+
+def take_out(prefix: str, part: str, dtype: Any, documents: range, tokens: range) -> None:
+    """Write a part of a growing dataset to files of its own again, and force them to disk.
+
+    Args:
+        prefix: of the dataset that grows, which keeps the part.
+        part: prefix of the files to write.
+        documents, tokens: where the part is in it.
+
+    Raises:
+        InputError: it is not there.
+        IndexedDatasetError: the files cannot be written.
+    """
+    itemsize = np.dtype(dtype).itemsize
+    lengths = _read(prefix + ".lengths", np.int32, documents.start * 4, len(documents))
+    ends = np.cumsum(lengths, dtype=np.int64)
+    with IndexedDatasetWriter(part, dtype) as writer:
+        first = done = 0
+        while first < len(lengths):
+            end = max(first + 1, int(np.searchsorted(ends, done + TOKENS_AT_ONCE, "right")))
+            num_tokens = int(ends[end - 1]) - done
+            place = (tokens.start + done) * itemsize
+            writer.add(_read(bin_path(prefix), dtype, place, num_tokens), lengths[first:end].astype(np.int64))
+            first, done = end, done + num_tokens
+        writer.finalize()
+    if done != len(tokens):
+        raise _is_shorter(prefix)
+
+
+def _read(path: str, dtype: Any, offset: int, number: int) -> np.ndarray:
+    try:
+        values = np.fromfile(path, dtype, number, offset=offset)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+    if len(values) != number:
+        raise _is_shorter(path.rsplit(".", 1)[0])
+    return values
+
+
+def _is_shorter(prefix: str) -> InputError:
+    return InputError(
+        f"{bin_path(prefix)}: is shorter than the shards that were joined in it; remove {os.path.dirname(prefix)} to "
+        "begin anew"
+    )
 
 
 class GrowingDataset:
@@ -156,10 +215,7 @@ class GrowingDataset:
         """
         self._add(num_documents, num_tokens)
         if _size(self._bin) < self._num_bytes or _size(self._lengths) < self._num_documents * 4:
-            raise InputError(
-                f"{bin_path(self._prefix)}: is shorter than the shards that were joined in it; remove "
-                f"{os.path.dirname(self._prefix)} to begin anew"
-            )
+            raise _is_shorter(self._prefix)
 
     def finish(self, progress: Progress = without_progress) -> None:
         """Write the .idx."""

@@ -8,28 +8,21 @@ says why.
 
 import difflib
 import json
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, BinaryIO
 
 from ..errors import InputError, OptionError
-from .compression import CHUNK_BYTES, compression_of
-from .documents import MAX_DOCUMENT_BYTES, BadDocument, Place, Record, encodable_text_of, text_of
+from .compression import CHUNK_BYTES
+from .documents import MAX_DOCUMENT_BYTES, BadDocument, Place, Record, a_kind, encodable_text_of, text_of
+from .file_kinds import BOM, check_start
 
 BATCH_BYTES = 1 << 21
-BOM = b"\xef\xbb\xbf"
-REFUSED_STARTS = {
-    b"\x00\x00\xfe\xff": "is UTF-32; convert it to UTF-8",
-    b"\xff\xfe\x00\x00": "is UTF-32; convert it to UTF-8",
-    b"\xff\xfe": "is UTF-16; convert it to UTF-8",
-    b"\xfe\xff": "is UTF-16; convert it to UTF-8",
-    b"{\x00": "is UTF-16; convert it to UTF-8",
-    b"\x00{": "is UTF-16; convert it to UTF-8",
-    b"PK\x03\x04": "is a zip archive; unpack it first",
-    b"PAR1": "is compressed Parquet; decompress it first (Parquet compresses its columns itself)",
-}
-TAR_MAGIC = slice(257, 262)
+MAX_DEPTH = 200
+"""Of what the standard library is given to parse, where it is nested too deeply for it."""
+STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]')
 LONGEST_SHOWN_KEY, SHOWN_KEYS = 40, 20
 """Characters, and number, of the keys that a message names."""
 
@@ -85,13 +78,16 @@ class LineBatch:
         return lines
 
 
-def line_batches(chunks: Iterable[bytes], path: str, first_byte: int = 0) -> Iterator[LineBatch]:
+def line_batches(
+    chunks: Iterable[bytes], path: str, first_byte: int = 0, is_checked: bool = False
+) -> Iterator[LineBatch]:
     """Batches of whole lines, in order, each about as large as a chunk, or one line if that is longer.
 
     Args:
         chunks: the bytes of the file, or of a piece of it that begins where a line does.
         path: names the file in batches and messages.
         first_byte: where the piece begins in the file.
+        is_checked: the file's start was seen to be JSON Lines.
 
     Raises:
         InputError: it is not JSON Lines, or a line is longer than ``MAX_DOCUMENT_BYTES``.
@@ -100,8 +96,8 @@ def line_batches(chunks: Iterable[bytes], path: str, first_byte: int = 0) -> Ite
     unfinished: list[bytes] = []
     size = 0
     for number, chunk in enumerate(_in_large_chunks(chunks)):
-        if not number and not first_byte:
-            check_start(chunk, path)
+        if not number and not first_byte and not is_checked:
+            check_lines(chunk, len(chunk) < BATCH_BYTES, path)
         cut = chunk.rfind(b"\n") + 1
         if cut:
             batch = LineBatch(path, line, byte, b"".join([*unfinished, memoryview(chunk)[:cut]]))
@@ -165,29 +161,15 @@ def _in_large_chunks(chunks: Iterable[bytes]) -> Iterator[bytes]:
         yield b"".join(joined)
 
 
-def check_start(chunk: bytes, path: str) -> None:
-    """Refuse a file that is something else by its first chunk.
+def check_lines(chunk: bytes, is_whole: bool, path: str) -> None:
+    """Refuse a file that is no JSON Lines, by its first chunk: as ``check_start``.
 
     Raises:
-        InputError: it is.
+        InputError: it is none.
+        OptionError: the JSON parser is not installed.
     """
-    name = Place(path).name
-    start = chunk.removeprefix(BOM).lstrip()
-    for magic, reason in REFUSED_STARTS.items():
-        if chunk.startswith(magic):
-            raise InputError(f"{name}: {reason}")
-    if compression := compression_of(chunk):
-        raise InputError(f"{name}: is compressed twice, inside by {compression}; decompress it once")
-    if chunk[TAR_MAGIC] == b"ustar":
-        raise InputError(f"{name}: is a tar archive; unpack it first")
-    if start.startswith(b"[") and not _is_a_line_s_array(start):
-        raise InputError(f"{name}: is a JSON array, not JSON Lines: write one object a line")
-
-
-def _is_a_line_s_array(start: bytes) -> bool:
-    """Whether an array is the first line alone: then it is a bad line, and other lines may be good."""
-    line, _, rest = start.partition(b"\n")
-    return line.rstrip().endswith(b"]") and rest.lstrip().startswith((b"{", BOM + b"{"))
+    loads = _fast_loads()
+    check_start(chunk, is_whole, path, lambda line: _parsed(memoryview(line), loads)[0])
 
 
 def _fast_loads() -> Any:
@@ -208,8 +190,7 @@ def _parsed(line: memoryview, loads: Any) -> tuple[dict[str, Any] | None, Callab
             return None, text_of
         document, checked = _parsed_slowly(without_bom, len(line) - len(without_bom)), encodable_text_of
     if not isinstance(document, dict):
-        kind = "null" if document is None else f"a JSON {type(document).__name__}"
-        raise ValueError(f"holds {kind}, not an object")
+        raise ValueError(f"holds {a_kind(document, 'JSON ')}, not an object")
     return document, checked
 
 
@@ -219,12 +200,46 @@ def _parsed_slowly(line: bytes, bytes_before: int) -> Any:
     except UnicodeDecodeError as error:
         raise ValueError(f"byte {bytes_before + error.start + 1} of the line is not UTF-8") from None
     try:
-        return json.loads(text)
+        return _loads(text)
     except json.JSONDecodeError as error:
         byte = bytes_before + len(text[: error.pos].encode()) + 1
         raise ValueError(f"not JSON: {error.msg.removesuffix(' at')} at byte {byte} of the line") from None
     except RecursionError:
+        pass
+    try:
+        return _loads(_without_depths(text))
+    except (ValueError, RecursionError):
         raise ValueError("not usable JSON: nested too deeply") from None
+
+
+def _loads(text: str) -> Any:
+    # Integers of over 4,300 digits are refused by ``int``. No number is text, so its value does not matter.
+    return json.loads(text, parse_int=lambda _: 0)
+
+
+def _without_depths(text: str) -> str:
+    """JSON with null in place of objects and arrays that are in more than ``MAX_DEPTH`` others.
+
+    Raises:
+        ValueError: brackets do not match.
+    """
+    parts: list[str] = []
+    opened: list[str] = []
+    begin = 0
+    for match in STRING_OR_BRACKET.finditer(text):
+        token = match[0]
+        if token in "[{":
+            opened.append("]" if token == "[" else "}")
+            if len(opened) == MAX_DEPTH + 1:
+                parts += text[begin : match.start()], "null"
+        elif token in "]}":
+            if not opened or opened.pop() != token:
+                raise ValueError("brackets do not match")
+            if len(opened) == MAX_DEPTH:
+                begin = match.end()
+    if opened:
+        raise ValueError("brackets do not match")
+    return "".join([*parts, text[begin:]])
 
 
 def _value(document: dict[str, Any], key: str) -> object:

@@ -6,20 +6,19 @@ import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from ..command_line import Parser
+from ..command_line import Parser, typed_name
 from ..errors import OptionError
 from ..packing import checked_cap, checked_count, checked_seq_length
 from ..splits import split_fractions
 from .dataset import Executor, refuse_to_replace
 from .documents import STANDARD_INPUT
-from .inputs import BAD_DOCUMENTS_SUFFIX
+from .input_files import BAD_DOCUMENTS_SUFFIX
 from .plan import is_stream
 from .processes import run_in_processes
 from .run import Run
 from .tiktoken_tokenizer import PATTERNS, TiktokenOptions
 from .tokenizers import TOKENIZER_TYPES, TokenizerOptions
 
-NAME = "preprocess_bfp"
 EXECUTORS = ("processes", "ray")
 LARGEST_SHARD_COUNT = 99_999
 OF_TIKTOKEN = ("tiktoken_pattern", "tiktoken_num_special_tokens", "tiktoken_special_tokens", "vocab_size")
@@ -37,7 +36,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         OptionError: one of them is wrong, or they do not go together.
     """
     parser = Parser(
-        prog=NAME,
+        prog=typed_name(),
         description="Tokenize documents into a Megatron dataset (.bin/.idx) and build its best-fit packed sequence "
         "index, build the index of a dataset that exists (--indexed), or join datasets (--merge).",
     )

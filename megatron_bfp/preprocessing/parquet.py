@@ -76,19 +76,18 @@ def row_batches(
             groups = range(parquet.num_row_groups)[first_group:end_group]
             num_rows = [parquet.metadata.row_group(group).num_rows for group in range(groups.stop)]
             first_row = row = 1 + sum(num_rows[: groups.start])
-            for key in keys:
-                _check_column(parquet.schema_arrow, key, name)
+            columns = [_column_of(parquet.schema_arrow, key, name) for key in keys]
             for group in groups:
                 # A damaged description of a column is an error where a row is read, and ends the process where its size
                 # is asked for: pyarrow lets that exception of C++ go through.
-                next(parquet.iter_batches(1, [group], list(keys), use_threads=False), None)
+                next(parquet.iter_batches(1, [group], columns, use_threads=False), None)
                 rows = _rows_a_batch(parquet.metadata, group, keys)
-                for batch in parquet.iter_batches(rows, [group], list(keys), use_threads=False):
-                    columns = tuple(_values(batch, key) for key in keys)
-                    num_bytes = sum(len(value) for column in columns for value in column if value is not None)
+                for batch in parquet.iter_batches(rows, [group], columns, use_threads=False):
+                    values = tuple(_values(batch, key) for key in keys)
+                    num_bytes = sum(len(value) for column in values for value in column if value is not None)
                     row += batch.num_rows
                     share = (row - first_row) / max(1, sum(num_rows[groups.start :]))
-                    yield RowBatch(path, row - batch.num_rows, columns, num_bytes), share
+                    yield RowBatch(path, row - batch.num_rows, values, num_bytes), share
         except _errors() as error:
             raise _damaged(path, row, error) from None
 
@@ -108,7 +107,8 @@ def _opened(file: BinaryIO, path: str) -> Any:
 def _errors() -> tuple[type[Exception], ...]:
     import pyarrow
 
-    return pyarrow.ArrowException, OSError, ValueError, OverflowError  # the last two of names and numbers in footers
+    # The last three of names and numbers in footers.
+    return pyarrow.ArrowException, OSError, ValueError, OverflowError, LookupError
 
 
 def _damaged(path: str, row: int, error: Exception) -> InputError:
@@ -124,21 +124,34 @@ def _rows_a_batch(metadata: Any, group: int, keys: Sequence[str]) -> int:
     return max(1, min(MAX_ROWS, BATCH_BYTES * row_group.num_rows // max(1, size)))
 
 
-def _check_column(schema: Any, key: str, name: str) -> None:
-    """Refuse a column that is not there or is no text."""
+def _column_of(schema: Any, key: str, name: str) -> str:
+    """The column or field to read for a key; what is not there, is there more than once, or is no text is refused.
+
+    A column of null type has no value in any row, and so what would be in it has none: its writer knew no type for it.
+    """
     import pyarrow.types as types
 
-    found, names, fields = None, schema.names, {field.name: field.type for field in schema}
-    for part in [key] if key in fields else key.split("."):
-        if part not in fields:
+    found, names, fields = None, schema.names, list(schema)
+    path = [key] if key in names else key.split(".")
+    for depth, part in enumerate(path):
+        if found is not None and types.is_null(found):
+            return ".".join(path[:depth])
+        parts = [field.type for field in fields if field.name == part]
+        if not parts:
             raise InputError(f"{name}: {missing_key(key, names, 'column')}")
-        found = fields[part]
-        fields = {field.name: field.type for field in found} if types.is_struct(found) else {}
+        if len(parts) > 1:
+            raise InputError(
+                f"{name}: has {len(parts)} columns named {part!r}; which of them holds the texts is not known; "
+                "write it with one of them"
+            )
+        found = parts[0]
+        fields = list(found) if types.is_struct(found) else []
     kind = found.value_type if types.is_dictionary(found) else found
     is_text = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
     is_view = (types.is_string_view, types.is_binary_view)
-    if not any(test(kind) for test in (*is_text, *is_view)):
+    if not any(test(kind) for test in (*is_text, *is_view, types.is_null)):
         raise InputError(f"{name}: column {key!r} holds {found}, not text")
+    return key
 
 
 def _values(batch: Any, key: str) -> list[bytes | None]:
@@ -150,7 +163,12 @@ def _values(batch: Any, key: str) -> list[bytes | None]:
         column = batch.column(key)
     else:
         first, *fields = key.split(".")
-        column = compute.struct_field(batch.column(first), fields)
+        column = batch.column(first)
+        for field in fields:
+            if not pyarrow.types.is_null(column.type):
+                column = compute.struct_field(column, [field])
+    if pyarrow.types.is_null(column.type):
+        return [None] * len(column)
     if pyarrow.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     return column.cast(pyarrow.large_binary()).to_pylist()

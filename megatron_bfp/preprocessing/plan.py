@@ -5,7 +5,7 @@ to the range in which it begins), a Parquet file into row groups; a compressed f
 cannot be found. Small files share a shard. What comes through a pipe is first written to segments on disk, which are
 pieces like others; it cannot be read again, and so a run that reads a pipe cannot be resumed.
 
-The plan depends on the inputs' sizes alone, not on the number of workers.
+The plan depends on the inputs' sizes alone, not on the number of workers. A run keeps it: see ``run_folder``.
 """
 
 import os
@@ -18,8 +18,9 @@ from ..errors import InputError
 from . import parquet
 from .compression import compression_of
 from .documents import STANDARD_INPUT, Place
+from .file_kinds import CHECKED_BYTES
 from .inputs import START_BYTES, Piece, opened, start_of, stream_batches
-from .jsonl import check_start
+from .jsonl import check_lines
 
 SMALL_SHARD, LARGEST_SHARD = 32 << 20, 256 << 20
 """Bytes of input: long enough that starting a shard costs nothing, short enough that little is lost with one."""
@@ -30,7 +31,6 @@ LAST_SHARES, SMALLEST_SHARD = 4, SMALL_SHARD // 4
 """The last shards are a share of what is left even if they are small."""
 SEGMENT_BYTES = 32 << 20
 """Of what comes through a pipe, decompressed."""
-CHECKED_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def plan_shards(paths: Sequence[str], segment_folder: str) -> Iterator[Shard]:
         OptionError: a library for a file is not installed.
     """
     left = input_bytes(paths)
-    for number, pieces in enumerate(_grouped(_pieces(paths, segment_folder, left), left)):
+    for number, pieces in enumerate(grouped(_pieces(paths, segment_folder, left), left)):
         yield Shard(number, tuple(pieces))
 
 
@@ -94,7 +94,7 @@ def part_of(shards: Sequence[Shard], index: int, count: int) -> list[Shard]:
     return chosen
 
 
-def _grouped(pieces: Iterable[Piece], left: int) -> Iterator[list[Piece]]:
+def grouped(pieces: Iterable[Piece], left: int) -> Iterator[list[Piece]]:
     """Consecutive pieces that fit in a shard; a segment of a stream is alone."""
     group: list[Piece] = []
     num_bytes = 0
@@ -120,6 +120,15 @@ def _pieces(paths: Sequence[str], segment_folder: str, left: int) -> Iterator[Pi
             raise InputError(f"{Place(path).name}: cannot be read: {error.strerror or error}") from None
 
 
+def file_pieces(path: str) -> list[Piece]:
+    """The pieces of one file, cut as if it were the only input.
+
+    Raises:
+        As ``plan_shards``.
+    """
+    return list(_pieces([path], "", input_bytes([path])))
+
+
 def _file_pieces(path: str, left: int) -> Iterator[Piece]:
     num_bytes = os.path.getsize(path)
     if num_bytes <= shard_bytes(left):
@@ -133,7 +142,8 @@ def _file_pieces(path: str, left: int) -> Iterator[Piece]:
         elif compression_of(start):
             yield Piece(path, num_bytes)
         else:
-            check_start(start + file.read(CHECKED_BYTES), path)
+            start += file.read(CHECKED_BYTES)
+            check_lines(start, len(start) == num_bytes, path)
             begin = 0
             while begin < num_bytes:
                 rest = num_bytes - begin

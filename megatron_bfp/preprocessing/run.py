@@ -5,7 +5,6 @@ import os
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from .. import __version__
 from ..errors import InputError
 from .documents import Place
 from .plan import is_stream
@@ -48,9 +47,17 @@ class Run:
         """Whether an input can be read once only."""
         return any(map(is_stream, self.paths))
 
+    def inputs(self) -> list[list[Any]]:
+        """Of each input file as it is now: path, bytes, and nanoseconds of its last modification.
+
+        Raises:
+            InputError: an input is not there.
+        """
+        return [[path, *_size_and_time(path)] for path in self.paths]
+
     def identity(self, tokenizer: Tokenizer) -> dict[str, Any]:
         """What would make it another run, as JSON. The number of workers would not, and neither would leaving out bad
-        documents: a shard without any is the same.
+        documents: a shard without any is the same. Nor would this package's version: see ``run_folder.FORMAT``.
 
         Args:
             tokenizer: what its options load.
@@ -61,8 +68,7 @@ class Run:
         options = self.tokenizer
         template = options.template(tokenizer)
         identity = {
-            "version": __version__,
-            "inputs": [[path, *_size_and_time(path)] for path in self.paths],
+            "inputs": self.inputs(),
             "json_keys": list(self.keys),
             "tokenizer": [options.tokenizer_type, tokenizer.unique_identifiers, asdict(options.tiktoken)],
             "append_eod": options.append_eod,

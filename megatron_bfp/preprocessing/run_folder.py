@@ -1,36 +1,43 @@
-"""OUT.shards, the folder of a run that is not finished: what it is for, the shards that are done, the datasets that
-grow of them.
+"""OUT.shards, the folder of a run that is not finished: what it is for, the shards that were planned, those that are
+done, the datasets that grow of them.
 
-It is there from the first shard to the finished datasets. A run that is started again goes on with it, if it is the
-same run: the same inputs (by path, size and time of modification), tokenizer and options.
+It is there from the first shard to the finished datasets. A run that is started again goes on with it, if it has the
+same tokenizer and options, and with the same shards if its inputs are the same by path, size and time of modification.
+If they have changed, the shards of those that have not are kept: see ``replanning``.
 """
 
 import json
 import os
 import re
 import shutil
-import socket
 import sys
-import time
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
 from ..errors import InputError, OptionError
-from ..files import open_exclusively, sync_file, write_whole
+from ..files import sync_file, write_whole
+from .inputs import Piece
+from .lease import Lease, TakenError
+from .plan import Shard
+from .replanning import InputChanges
 from .shards import shard_folder
 
 SUFFIX = ".shards"
-FORMAT = 2
-"""Of what is in the folder, which depends on how the input is cut into shards, too."""
+FORMAT = 3
+"""Of what is in the folder."""
 IDENTITY = "run"
 LOCK = "lock"
+PLAN, CUT = "plan", "cut"
+"""Keys of ``run`` beside the identity's: the shards; and what the files of growing datasets are to be cut to, by their
+names, if that is still to be done."""
 VERIFIED = "verified"
 """Is there when the datasets are finished and right: nothing is left but to give them their names."""
 SHARD = re.compile(r"[0-9]{6,}")
 LOCK_SECONDS = 2.0
 """How long to wait for processes that a kill has left to themselves."""
 JOINED = re.compile(r"joined-[0-9]+\.(bin|idx|lengths)")
-UNFINISHED = re.compile(r"[0-9]{6,}\..*\.part|segment-.*|.*\.[0-9]+\.part")
+UNFINISHED = re.compile(r"segment-.*|.*\.part")
 
 
 class RunFolder:
@@ -52,7 +59,11 @@ class RunFolder:
         self.path = path
         self._identity = identity | {"folder_format": FORMAT}
         self._overwrite = overwrite
-        self._lock: int | None = None
+        self._lease: Lease | None = None
+        self.plan: list[Shard] | None = None
+        """The shards that were planned; None if that was not done."""
+        self.changes: InputChanges | None = None
+        """Of the inputs, since the shards were planned; None for none."""
 
     def __enter__(self) -> "RunFolder":
         try:
@@ -80,7 +91,50 @@ class RunFolder:
 
     def is_of_this_run(self) -> bool:
         """Whether there is something of this run to go on with."""
-        return read_json(os.path.join(self.path, IDENTITY)) == self._identity
+        return self._recorded()[0] == self._identity
+
+    def set_plan(self, shards: Sequence[Shard], joined_sizes: dict[str, int] | None = None) -> None:
+        """Go on with these shards, of the inputs as they are now, and forget all others.
+
+        Args:
+            joined_sizes: cut files of the growing datasets to these sizes; name -> bytes.
+
+        Raises:
+            InputError: the folder cannot be written.
+        """
+        plan = [[shard.number, [[p.path, p.num_bytes, p.begin, p.end] for p in shard.pieces]] for shard in shards]
+        record = self._identity | {PLAN: plan}
+        try:
+            if joined_sizes:  # after this nothing needs what is cut, and before it all of it is needed
+                write_whole(self._record_path, json.dumps(record | {CUT: joined_sizes}).encode())
+                sync_file(self.path)
+                self._cut(joined_sizes)
+            write_whole(self._record_path, json.dumps(record).encode())
+            for number in self.finished() - {shard.number for shard in shards}:
+                shutil.rmtree(shard_folder(self.path, number))
+        except OSError as error:
+            raise InputError(f"{error.filename or self.path}: cannot be written: {error.strerror}") from None
+        self.plan, self.changes = list(shards), None
+
+    @property
+    def _record_path(self) -> str:
+        return os.path.join(self.path, IDENTITY)
+
+    def _recorded(self) -> tuple[dict[str, Any] | None, list[Shard] | None, dict[str, int]]:
+        """The identity of the folder's run, its shards, and what is to be cut; None for what there is not."""
+        found = read_json(self._record_path)
+        if found is None:
+            return None, None, {}
+        plan, cut = found.pop(PLAN, None), found.pop(CUT, {})
+        shards = plan and [Shard(number, tuple(Piece(*piece) for piece in pieces)) for number, pieces in plan]
+        return found, shards, cut
+
+    def _cut(self, sizes: dict[str, int]) -> None:
+        for name, size in sizes.items():
+            path = os.path.join(self.path, name)
+            if os.path.exists(path):
+                os.truncate(path, min(size, os.path.getsize(path)))
+                sync_file(path)
 
     def finished(self) -> set[int]:
         """The numbers of the shards that are done."""
@@ -131,20 +185,15 @@ class RunFolder:
     def remove(self) -> None:
         """Remove the folder: its run is finished."""
         with suppress(OSError):  # what a kill leaves of the rest is then no run to go on with
-            os.remove(os.path.join(self.path, IDENTITY))
+            os.remove(self._record_path)
         shutil.rmtree(self.path, ignore_errors=True)
 
     def _take_lock(self) -> None:
-        deadline = time.monotonic() + LOCK_SECONDS
-        while self._lock is None:
-            try:
-                self._lock = open_exclusively(os.path.join(self.path, LOCK))
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise OptionError(f"{self.path}: another process is writing these datasets") from None
-                time.sleep(0.1)
-        os.register_at_fork(after_in_child=self._release)
-        os.write(self._lock, f"{socket.gethostname()} {os.getpid()}\n".encode())
+        try:
+            self._lease = Lease(os.path.join(self.path, LOCK), LOCK_SECONDS)
+        except TakenError as owner:
+            who = f" ({owner})" if str(owner) else ""
+            raise OptionError(f"{self.path}: another process is writing these datasets{who}") from None
 
     def _begin(self) -> None:
         """Go on with what is there, or begin anew."""
@@ -152,16 +201,30 @@ class RunFolder:
         strange = sorted(name for name in names if not _is_ours(name))
         if strange:
             raise OptionError(f"{self.path}: is no folder of unfinished runs (it holds {strange[0]}); move it away")
-        found = read_json(os.path.join(self.path, IDENTITY))
-        if found is not None and found != self._identity and not self._overwrite:
+        found, self.plan, cut = self._recorded()
+        is_same = found == self._identity
+        is_other = found is not None and not is_same and not self._has_other_inputs_alone(found)
+        if is_other and not self._overwrite:
             raise OptionError(
                 f"{self.path}: holds what another run has done: {difference(found, self._identity)}. Run that command "
                 "again to go on with it, or give --overwrite to begin anew"
             )
         self._remove_unfinished()
-        if found != self._identity or (self._overwrite and self.is_verified):  # the datasets of that are in place
+        # Of a run that is verified, the datasets may be in place.
+        if found is None or is_other or self.is_verified and (self._overwrite or not is_same):
             self.clear()
-            write_whole(os.path.join(self.path, IDENTITY), json.dumps(self._identity).encode())
+            if found is not None:
+                os.remove(self._record_path)
+            self.plan = None
+            return
+        if cut:
+            self._cut(cut)
+        if not is_same:
+            self.changes = InputChanges.between(found["inputs"], self._identity["inputs"])
+
+    def _has_other_inputs_alone(self, found: dict[str, Any]) -> bool:
+        """Whether a run differs in its inputs alone. A job that does a part of them needs those of the other jobs."""
+        return found.get("part") is None and found | {"inputs": self._identity.get("inputs")} == self._identity
 
     def _remove_unfinished(self) -> None:
         for name in os.listdir(self.path):
@@ -170,9 +233,9 @@ class RunFolder:
                 shutil.rmtree(path) if os.path.isdir(path) else os.remove(path)
 
     def _release(self) -> None:
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        if self._lease is not None:
+            self._lease.release()
+            self._lease = None
 
 
 def _is_ours(name: str) -> bool:
@@ -190,14 +253,29 @@ def read_json(path: str) -> dict[str, Any] | None:
 
 
 def difference(before: dict[str, Any], now: dict[str, Any]) -> str:
-    """What makes two runs different ones, in words."""
-    inputs_before, inputs_now = ({path: rest for path, *rest in run.get("inputs", [])} for run in (before, now))
-    for path in [*inputs_now, *inputs_before]:
-        if (path in inputs_before) != (path in inputs_now):
-            return f"its inputs were others, {path} is in one of the two only"
-        if inputs_now[path] != inputs_before[path]:
-            return f"its input {path} has changed since"
-    names = [name for name in now if now[name] != before.get(name)]
-    if not names or "folder_format" in names:
-        return "it is another version's"
-    return f"it differs in {names[0]}"
+    """What makes two runs different ones, in words, with both values."""
+    if before.get("folder_format") != now.get("folder_format"):
+        return "it is another version's, which keeps its work in another form"
+    for name in now:
+        if name != "inputs" and before.get(name) != now[name]:
+            return "it differs in {} ({} before, {} now)".format(*_first_difference(name, before.get(name), now[name]))
+    changes = f"its inputs have changed: {InputChanges.between(before.get('inputs', []), now.get('inputs', []))}"
+    if now.get("part") is not None:
+        changes += ". All jobs with --shard-index must read the same input, so do this in each of them"
+    return changes
+
+
+TOKENIZER_PARTS = {"tokenizer[0]": "tokenizer type", "tokenizer[1].": "tokenizer ", "tokenizer[2].": "tiktoken "}
+
+
+def _first_difference(name: str, before: Any, now: Any) -> tuple[str, str, str]:
+    """The name and both values of what differs first, inside the parts of a tokenizer's description."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        key = next(key for key in before | now if before.get(key) != now.get(key))
+        return _first_difference(f"{name}.{key}", before.get(key), now.get(key))
+    if name == "tokenizer" and isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
+        place = next(place for place in range(len(now)) if before[place] != now[place])
+        return _first_difference(f"{name}[{place}]", before[place], now[place])
+    for part, shown in TOKENIZER_PARTS.items():
+        name = name.replace(part, shown)
+    return name, json.dumps(before), json.dumps(now)

@@ -6,8 +6,8 @@ was tried.
 
 import json
 import os
+import secrets
 import shutil
-import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
@@ -137,7 +137,8 @@ def write_shard(shard: Shard, report: Report, work: ShardWork) -> Callable[[], S
     """
     reference, fast, reason = load_tokenizers(work.tokenizer)
     target = shard_folder(work.folder, shard.number)
-    temporary = f"{target}.{socket.gethostname()}-{os.getpid()}.part"
+    # Containers share host names and process numbers, and a worker that was taken for lost may still write this shard.
+    temporary = f"{target}.{secrets.token_hex(8)}-{os.getpid()}.part"
     with _disk_errors_as_ours(target), ExitStack() as unfinished:
         unfinished.callback(shutil.rmtree, temporary, ignore_errors=True)
         try:

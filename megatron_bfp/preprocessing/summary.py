@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from .. import __version__
 from ..errors import IndexedDatasetError, InputError
-from ..files import write_whole
+from ..files import sync_file, write_whole
 from ..indexed_dataset import IndexedDataset, bin_path, idx_path
-from .inputs import SUMMARY_SUFFIX
+from .input_files import SUMMARY_SUFFIX
 from .run import Run
-from .run_folder import read_json
+from .run_folder import difference, read_json
 from .shards import ShardRecord
 from .special_tokens import token_names
 from .tokenizer_interface import Tokenizer
@@ -104,10 +105,12 @@ def write_summary(
         "remarks": sorted(totals.remarks),
         "this_call": times,
         "run": identity,
+        "version": __version__,
     }
     path = run.prefix + SUMMARY_SUFFIX
     try:
         write_whole(path, json.dumps(summary, indent=2).encode())
+        sync_file(os.path.dirname(os.path.abspath(path)))  # all names, before the run's folder goes
     except OSError as error:
         raise InputError(f"{path}: cannot be written: {error.strerror}") from None
 
@@ -115,7 +118,7 @@ def write_summary(
 def finished_datasets(run: Run, identity: dict[str, Any]) -> list[WrittenDataset] | None:
     """The datasets of a run that was finished before; None if it was not, or they have changed since."""
     summary = read_json(run.prefix + SUMMARY_SUFFIX)
-    if run.has_streams or summary is None or summary.get("run") != identity:
+    if run.has_streams or summary is None or _run_of(summary) != identity:
         return None
     try:
         described = [summary["datasets"][key] for key in run.keys]
@@ -127,6 +130,19 @@ def finished_datasets(run: Run, identity: dict[str, Any]) -> list[WrittenDataset
         ]
     except (KeyError, TypeError, OSError, IndexedDatasetError):
         return None
+
+
+def why_not_finished(run: Run, identity: dict[str, Any]) -> str:
+    """In what the run that was finished under this name differs, as the end of a sentence; empty if not known."""
+    summary = read_json(run.prefix + SUMMARY_SUFFIX)
+    found = summary and _run_of(summary)
+    return f"; {difference(found, identity)}" if found and found != identity else ""
+
+
+def _run_of(summary: dict[str, Any]) -> dict[str, Any] | None:
+    """The identity of a summary's run; earlier versions of this package counted their own as part of it."""
+    found = summary.get("run")
+    return {name: value for name, value in found.items() if name != "version"} if isinstance(found, dict) else None
 
 
 def _sizes(prefix: str) -> list[int]:

@@ -104,11 +104,12 @@ def test_any_number_of_workers_gives_the_same_bytes(tmp_path, tokenizer_file):
     with open(path, "w") as file:
         for number in range(6000):
             file.write(json.dumps({"text": f"{number} " + "word " * rng.randint(0, 200)}) + "\n")
+    again = shutil.copy(path, tmp_path / "again.jsonl")
     prefixes = []
     for workers in (1, 2, 3):
         prefixes.append(tmp_path / f"out{workers}")
         common = ("--tokenizer-model", tokenizer_file, "--eod-token", EOD, "--append-eod", "--seq-length", 128)
-        done = tool("--input", path, path, "--output-prefix", prefixes[-1], "--workers", workers, *common)
+        done = tool("--input", path, again, "--output-prefix", prefixes[-1], "--workers", workers, *common)
         assert done.returncode == 0, done.stderr
     for prefix in prefixes[1:]:
         for suffix in (".bin", ".idx"):
@@ -280,13 +281,14 @@ def test_skipped_documents_are_listed_in_order(tmp_path, tokenizer_file, workers
     with open(path, "w") as file:
         for number in range(30_000):
             file.write("bad\n" if number % 1000 == 7 else json.dumps({"text": f"document {number} " * 9}) + "\n")
+    again = shutil.copy(path, tmp_path / "again.jsonl")
     common = ("--output-prefix", tmp_path / "out", "--tokenizer-model", tokenizer_file, "--seq-length", 64)
-    done = tool("--input", path, other, path, *common, "--workers", workers, "--skip-bad-documents")
+    done = tool("--input", path, other, again, *common, "--workers", workers, "--skip-bad-documents")
     assert done.returncode == 0, done.stderr
     listed = [json.loads(line) for line in open(tmp_path / "out.bad.jsonl")]
     content = path.read_bytes()
     assert [entry["line"] for entry in listed] == [*range(8, 30_000, 1000), 2, 3, 4, 5, *range(8, 30_000, 1000)]
-    assert all(content[entry["byte"] :].startswith(b"bad\n") for entry in listed if entry["file"] == str(path))
+    assert all(content[entry["byte"] :].startswith(b"bad\n") for entry in listed if entry["file"] != other)
     row = next(line for line in done.stdout.splitlines() if "out_text_document" in line).split()
     assert row[1:4] == [f"{2 * 30_000 - 60 + 2:,}", "0", "64"]
     assert IndexedDataset(str(tmp_path / "out_text_document")).num_documents == 59_942
@@ -332,7 +334,10 @@ def test_an_interrupted_run_says_so_and_keeps_finished_shards_only(tmp_path, tok
     path.write_bytes(path.read_bytes() * (100_000 if moment < 2 else 1_000_000))  # more than is done by then
     arguments = ["--input", path, "--output-prefix", tmp_path / "out", "--tokenizer-model", tokenizer_file]
     arguments += ["--seq-length", "64", "--workers", "2", "--skip-bad-documents"]
-    for number, status, message in ((signal.SIGINT, 130, "preprocess_bfp: interrupted\n"), (signal.SIGTERM, 143, "")):
+    for number, status, message in (
+        (signal.SIGINT, 130, "preprocess_bfp.py: interrupted\n"),
+        (signal.SIGTERM, 143, ""),
+    ):
         command_line = [*map(str, [sys.executable, ROOT / "tools" / "preprocess_bfp.py", *arguments])]
         options = {"start_new_session": True, "env": no_fast_library}
         # tests that run in the background of a shell are told to ignore SIGINT, and so would this process be

@@ -82,6 +82,53 @@ def test_zstd_frames_that_hold_no_data_are_passed_over():
     assert read(skipped + zstd.compress(b"abc") + skipped + zstd.compress(b"def") + skipped) == b"abcdef"
 
 
+@pytest.fixture(scope="module")
+def dictionary():
+    samples = [b"document %d is one of many texts that are alike" % number for number in range(2000)]
+    return zstd.train_dict(samples, 2000)
+
+
+@pytest.mark.parametrize("has_number", [True, False])
+@pytest.mark.parametrize("is_second", [False, True])
+def test_fault_B13_zstd_with_a_dictionary_is_called_that(dictionary, has_number, is_second):
+    options = {zstd.CompressionParameter.dict_id_flag: int(has_number)}
+    member = zstd.compress(b"document 77 is one of many texts that are alike", zstd_dict=dictionary, options=options)
+    data = zstd.compress(b"abc") * is_second + member
+    begin = len(data) - len(member)
+    if has_number:
+        match = (
+            rf"^file: its zstd data at byte {begin} needs the dictionary {dictionary.dict_id} .*zstd -d -D DICTIONARY"
+        )
+    else:
+        match = r"^file: damaged zstd data .*, or decompress it with the dictionary it was compressed with, if it was$"
+    with pytest.raises(InputError, match=match):
+        read(data)
+
+
+@pytest.mark.parametrize("size", [0, 1, 100, 255, 256, 70_000, 1 << 20])
+@pytest.mark.parametrize("content_size", [0, 1])
+def test_a_zstd_frame_without_a_dictionary_has_none(size, content_size):
+    options = {zstd.CompressionParameter.content_size_flag: content_size}
+    assert compression.zstd_dictionary(zstd.compress(bytes(size), options=options)[:10]) == 0
+    assert read(zstd.compress(bytes(size), options=options)) == bytes(size)
+
+
+@pytest.mark.parametrize(
+    "frame, number",
+    [
+        (b"\x28\xb5\x2f\xfd\x20\x05", 0),
+        (b"\x28\xb5\x2f\xfd\x21\x07\x05", 7),
+        (b"\x28\xb5\x2f\xfd\x22\x07\x01\x05", 0x107),
+        (b"\x28\xb5\x2f\xfd\x23\x07\x01\x00\x02\x05", 0x2000107),
+        (b"\x28\xb5\x2f\xfd\x01\x58\x07\x05", 7),
+        (b"\x28\xb5\x2f\xfd", 0),
+        (b"\x50\x2a\x4d\x18\x21\x07", 0),
+    ],
+)
+def test_where_the_number_of_a_dictionary_is(frame, number):
+    assert compression.zstd_dictionary(frame) == number
+
+
 def test_zstd_with_a_long_window():
     parameters = {zstd.CompressionParameter.window_log: 28, zstd.CompressionParameter.enable_long_distance_matching: 1}
     compressor = zstd.ZstdCompressor(options=parameters)

@@ -9,11 +9,13 @@ import time
 
 import numpy as np
 import pytest
+from disk_order import watched_disk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron_bfp.errors import IndexedDatasetError, InputError
 from megatron_bfp.indexed_dataset import IndexedDatasetWriter, bin_path, idx_path
+from megatron_bfp.preprocessing import joining
 from megatron_bfp.preprocessing.joining import ShardJoiner
 from megatron_bfp.preprocessing.shards import ShardRecord, shard_prefix
 
@@ -176,3 +178,59 @@ def test_a_shard_that_is_not_what_its_record_says_is_refused(tmp_path, change):
         os.truncate(bin_path(part), 4)
     with pytest.raises(IndexedDatasetError, match=r"000001/0\.(idx|bin): "):
         join(str(tmp_path), records, 2)
+
+
+def test_shards_are_forced_to_disk_before_their_own_files_are_removed(tmp_path):
+    records = write_shards(str(tmp_path), SHARDS)
+    with watched_disk() as disk:
+        join(str(tmp_path), records, 2, new=range(3))
+    events = [(kind, os.path.relpath(path, tmp_path)) for kind, path in disk.events]
+    removed = [place for place, (kind, name) in enumerate(events) if kind == "remove" and name.startswith("0000")]
+    assert len(removed) == 3 * 4
+    for number in range(3):
+        first = min(place for place in removed if events[place][1].startswith(f"{number:06d}"))
+        before = max([place for place in removed if place < first], default=-1)
+        forced = {name for kind, name in events[before + 1 : first] if kind == "force"}
+        assert {f"joined-{key}.{kind}" for key in range(2) for kind in ("bin", "lengths")} <= forced
+    folder = events.index(("force", "."))  # which names the files that grow
+    assert folder < removed[0]
+    assert all(disk.is_forced(tmp_path / f"joined-{key}.{kind}") for key in range(2) for kind in ("bin", "idx"))
+
+
+@pytest.mark.parametrize("ending", [".bin", ".lengths"])
+def test_each_file_of_joined_shards_must_be_as_long_as_their_records_say(tmp_path, ending):
+    records = write_shards(str(tmp_path), SHARDS)
+    with pytest.raises(Stopped):
+        join(str(tmp_path), records, 2, stop_at=2, until_joined=True)
+    path = tmp_path / f"joined-0{ending}"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(InputError, match=r"joined-0.bin: is shorter than the shards .* remove .* to begin anew"):
+        join(str(tmp_path), records, 2)
+
+
+def test_a_shard_is_joined_as_long_as_any_of_its_files_is_missing(tmp_path):
+    write_shards(str(tmp_path), SHARDS)
+    assert not joining.is_joined(str(tmp_path), 1, 2)
+    for path in files_of_shards(str(tmp_path), 2, 2)[4:]:
+        os.rename(path, path + ".moved")
+        assert joining.is_joined(str(tmp_path), 1, 2) and not joining.is_joined(str(tmp_path), 0, 2)
+        os.rename(path + ".moved", path)
+
+
+@pytest.mark.parametrize("tokens_at_once", [1, 3, 1 << 22])
+def test_a_shard_is_taken_out_of_what_it_was_joined_to(tmp_path, monkeypatch, tokens_at_once):
+    monkeypatch.setattr(joining, "TOKENS_AT_ONCE", tokens_at_once)
+    shards = [[[[1, 2], [3]]], [[[5, 6, 7], [8], [9, 9]]], [[[1]]]]
+    records = write_shards(str(tmp_path), shards)
+    whole = dataset_bytes(shard_prefix(str(tmp_path), 1, 0))
+    join(str(tmp_path), records, 1, new=range(3))
+    assert joining.is_joined(str(tmp_path), 1, 1)
+    with watched_disk() as disk:
+        prefix = str(tmp_path / "joined-0")
+        joining.take_out(prefix, shard_prefix(str(tmp_path), 1, 0), DTYPE, range(2, 5), range(3, 9))
+    assert dataset_bytes(shard_prefix(str(tmp_path), 1, 0)) == whole
+    assert disk.unforced == [] and disk.names_not_forced() == []
+    assert not joining.is_joined(str(tmp_path), 1, 1)
+    os.truncate(tmp_path / "joined-0.bin", 17)
+    with pytest.raises(InputError, match="joined-0.bin: is shorter than"):
+        joining.take_out(prefix, shard_prefix(str(tmp_path), 1, 0), DTYPE, range(2, 5), range(3, 9))

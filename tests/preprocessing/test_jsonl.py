@@ -61,6 +61,41 @@ def test_what_only_the_standard_library_parses_is_parsed():
     assert only(b'{"text": "a", "number": ' + b"1" * 400 + b"}") == "a"
 
 
+@pytest.mark.parametrize("digits", [4300, 4301, 100_000])
+@pytest.mark.parametrize("form", ["%s", "-%s", "%s.5", "%se999999", "[%s]", '{"n": %s}'])
+def test_fault_B07_numbers_of_any_length_in_another_key_do_not_matter(digits, form):
+    number = (form % ("1" * digits)).encode()
+    assert only(b'{"n": ' + number + b', "text": "a", "score": NaN}') == "a"
+    assert only(b'{"text": "a", "n": ' + number + b"}") == "a"
+    reason = only(b'{"text": ' + number + b"}")
+    assert reason.startswith("'text' holds a") and reason.endswith(", not text")
+
+
+@pytest.mark.parametrize("depth", [900, 2_000, 20_000])
+def test_fault_B07_depth_in_another_key_does_not_matter(depth):
+    for opening, inside, closing in ((b"[", b'"]\\\\"', b"]"), (b'{"a":', b"1", b"}"), (b'[{"a\\"[":', b"[]", b"}]")):
+        deep = opening * depth + inside + closing * depth
+        assert only(b'{"deep": ' + deep + b', "text": "a", "also": [' + deep + b', {"x": 1}]}') == "a"
+        assert only(b'{"text": ' + deep + b"}") in ("'text' holds a list, not text", "'text' holds a dict, not text")
+        if depth > 900:
+            assert only(b'{"deep": ' + deep[:-1] + b', "text": "a"}') == "not usable JSON: nested too deeply"
+            assert only(b'{"text": "a", "deep": ' + deep + b"]") == "not usable JSON: nested too deeply"
+    for closing in (b"}" * depth, b"]" * (depth - 1) + b"}", b"}" * (depth - 300) + b"]" * 300):
+        assert only(b'{"text": "a", "x": ' + b"[" * depth + closing + b"}").startswith("not ")
+
+
+@pytest.mark.parametrize(
+    "value, kind",
+    [("1", "an int"), ("1.5", "a float"), ("[]", "a list"), ("{}", "a dict"), ("true", "a bool"), ("null", "null")],
+)
+def test_fault_C10_kinds_have_their_article(value, kind):
+    assert only(f'{{"text": {value}}}'.encode()) == f"'text' holds {kind}, not text"
+    assert only(f'{{"text": {value}, "x": NaN}}'.encode()) == f"'text' holds {kind}, not text"
+    if value != "{}":
+        kind = kind.replace("an int", "a JSON int").replace("a ", "a JSON ").replace("JSON JSON", "JSON")
+        assert only(value.encode()) == f"holds {kind}, not an object"
+
+
 def test_keys_with_dots():
     line = b'{"a.b": "whole", "a": {"b": "inner", "c": {"d": "deep"}}, "x": "y"}'
     assert [only(line, key) for key in ("a.b", "a.c.d", "x")] == ["whole", "deep", "y"]

@@ -1,11 +1,14 @@
 """Parquet: every kind of column of texts, in row order; bad rows are named, bad files refused."""
 
 import io
+import sys
 import tracemalloc
 
 import pytest
+from conftest import DATA
 
 from megatron_bfp import InputError
+from megatron_bfp.preprocessing import command
 from megatron_bfp.preprocessing import parquet as parquet_reader
 from megatron_bfp.preprocessing.documents import BadDocument
 from megatron_bfp.preprocessing.parquet import row_batches
@@ -97,6 +100,50 @@ def test_fields_of_structs_and_names_with_dots():
 def test_a_column_that_is_none_of_texts_is_refused(columns, key, reason):
     with pytest.raises(InputError, match=f"^file: {reason}"):
         read(written(columns), key)
+
+
+def test_fault_B05_a_column_that_is_there_twice_is_refused():
+    content = (DATA / "column_twice.parquet").read_bytes()
+    with pytest.raises(InputError, match="^file: has 2 columns named 'text'; which of them .* with one of them$"):
+        read(content)
+    struct = pyarrow.StructArray.from_arrays([pyarrow.array(["a"]), pyarrow.array(["b"])], names=["t", "t"])
+    with pytest.raises(InputError, match="^file: has 2 columns named 't'"):
+        read(written({"meta": struct}), "meta.t")
+    twice = pyarrow.table([pyarrow.array(["a"]), pyarrow.array([1]), struct], names=["text", "meta", "meta"])
+    file = io.BytesIO()
+    parquet.write_table(twice, file)
+    with pytest.raises(InputError, match="^file: has 2 columns named 'meta'"):
+        read(file.getvalue(), "meta.t")
+    assert [record.texts for record in read(file.getvalue())] == [["a"]]  # others may be
+
+
+@pytest.mark.parametrize("is_skipping", [False, True])
+def test_fault_B05_it_is_one_line_and_status_2(tmp_path, tokenizer_file, capsys, monkeypatch, is_skipping):
+    arguments = ["--input", str(DATA / "column_twice.parquet"), "--output-prefix", str(tmp_path / "out")]
+    arguments += ["--tokenizer-model", tokenizer_file, "--seq-length", "64", *["--skip-bad-documents"] * is_skipping]
+    monkeypatch.setattr(sys, "argv", ["megatron-bfp-preprocess", *arguments])
+    assert command.console() == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("megatron-bfp-preprocess: error: ") and "column_twice.parquet: has 2 columns" in line
+
+
+def test_fault_B06_a_column_without_a_type_holds_bad_documents():
+    assert [str(record) for record in read(written({"text": pyarrow.nulls(2), "id": [1, 2]}))] == [
+        "file: row 1: 'text' holds null, not text",
+        "file: row 2: 'text' holds null, not text",
+    ]
+    found = read(written({"text": ["a", "b"], "meta": pyarrow.nulls(2)}), "text", "meta.deep.text")
+    assert [record.reason for record in found] == ["'meta.deep.text' holds null, not text"] * 2
+    structs = written({"meta": [{"text": None, "other": {"a": 1}}, None]})
+    assert [record.reason for record in read(structs, "meta.text")] == ["'meta.text' holds null, not text"] * 2
+    assert [record.reason for record in read(structs, "meta.text.deep")] == [
+        "'meta.text.deep' holds null, not text"
+    ] * 2
+    for kind in (pyarrow.string(), pyarrow.null()):  # the same of both
+        content = written({"text": pyarrow.array([None] * 3, kind)})
+        assert [record.place.row for record in read(content)] == [1, 2, 3]
+    with pytest.raises(InputError, match="no column 'meta.none'"):
+        read(structs, "meta.none")
 
 
 def test_a_damaged_file_is_refused():

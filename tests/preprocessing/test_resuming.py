@@ -97,35 +97,60 @@ def test_the_same_command_once_more_changes_nothing(run, corpus, tmp_path):
 
 
 CHANGES = {
-    "input": "its input .*in.jsonl has changed since",
-    "touched": "its input .*in.jsonl has changed since",
-    "more": "its inputs were others",
-    "eod": "it differs in append_eod",
-    "keys": "it differs in json_keys",
+    "eod": r"it differs in append_eod \(true before, false now\)",
+    "keys": r"it differs in json_keys \(\[\"text\"\] before, \[\"text\", \"text.a\"\] now\)",
+    "tokenizer": r"it differs in tokenizer sha256 \(\"[0-9a-f]+\" before, \"[0-9a-f]+\" now\)",
 }
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_another_run_is_refused_and_overwrite_begins_anew(stopped, run, corpus, tmp_path, change, monkeypatch):
+def test_another_run_is_refused_with_both_values(stopped, run, corpus, tmp_path, tokenizer_file, change, monkeypatch):
+    others = {"keys": ["--json-keys", "text", "text.a"]}.get(change, [])
+    before = names(stopped)
+    if change == "eod":
+        monkeypatch.setattr(command, "parse", without_eod)
+    elif change == "tokenizer":
+        other = tmp_path / "other.json"
+        other.write_text(open(tokenizer_file).read() + " ")
+        monkeypatch.setattr(command, "parse", with_tokenizer(str(other)))
+    status, err = run("--input", corpus, *others)
+    assert status == 2
+    assert re.search(CHANGES[change], err) and "--overwrite" in err and names(stopped) == before
+
+
+def with_tokenizer(path):
+    def parse(argv):
+        found = options.parse(argv)
+        found.tokenizer_model = path
+        return found
+
+    return parse
+
+
+@pytest.mark.parametrize("change", ["input", "touched", "more", "overwrite"])
+def test_other_inputs_are_named_with_both_values_and_done_again(stopped, run, corpus, tmp_path, change):
     given, others = [corpus], []
+    size = corpus.stat().st_size
     if change == "input":
-        corpus.write_text(corpus.read_text().replace("document 2999", "document 3333"))
+        corpus.write_text(corpus.read_text().replace("document 2999", "document 3,333"))
     elif change == "touched":
         os.utime(corpus)
     elif change == "more":
         given.append(DATA / "nasty" / "00_good.jsonl")
-    elif change == "keys":
-        others = ["--json-keys", "text", "text.a"]
-    before = names(stopped)
-    if change == "eod":
-        monkeypatch.setattr(command, "parse", without_eod)
+    else:
+        corpus.write_text("")
+        given = [DATA / "nasty" / "00_good.jsonl"]
+        others = ["--overwrite"]
     status, err = run("--input", *given, *others)
-    assert status == 2
-    assert re.search(CHANGES[change], err) and "--overwrite" in err and names(stopped) == before
-    if change not in ("keys", "eod"):
-        assert run("--input", *given, "--overwrite")[0] == 0
-        assert run("--input", *given, output="whole")[0] == 0
-        assert dataset_bytes(tmp_path) == dataset_bytes(tmp_path, "whole")
+    assert status == 0
+    kept = 5 if change == "more" else 0
+    assert f"{kept} of 5 finished shards are kept" in err
+    if change == "more":
+        assert re.search(r"00_good.jsonl \(not an input before, [0-9,]+ bytes of 20.* now\)", err)
+    else:
+        assert re.search(rf"in.jsonl \({size:,} bytes of 20.* before, (not an input|[0-9,]+ bytes of 20.*) now\)", err)
+    assert run("--input", *given, output="whole")[0] == 0
+    assert dataset_bytes(tmp_path) == dataset_bytes(tmp_path, "whole")
 
 
 def without_eod(argv):
