@@ -30,12 +30,12 @@ def run(main: Callable[[], int | None], name: str, quiet: bool = False) -> int:
 
     Args:
         main: returns a status of its own, or None when it is done.
-        quiet: print nothing of errors in options; for all but one of several processes that have the same options.
+        quiet: print nothing of errors that every rank meets; for all but one of several processes of a run.
     """
     try:
         return main() or 0
     except BFPError as error:
-        if not (quiet and isinstance(error, OptionError)):
+        if not (quiet and error.on_every_rank):
             print(f"{name}: error: {error}", file=sys.stderr, flush=True)
         return 2
     except KeyboardInterrupt:

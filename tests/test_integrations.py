@@ -13,7 +13,7 @@ from conftest import ROOT
 
 from megatron_bfp import IntegrationError, OptionError
 from megatron_bfp.integrations import hooks, megatron_lm, startup_file
-from megatron_bfp.integrations.activation import data_impl
+from megatron_bfp.integrations.data_impl import data_impl, data_impls, without_data_impl
 
 
 @pytest.mark.parametrize(
