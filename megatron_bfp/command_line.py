@@ -2,10 +2,14 @@
 
 import argparse
 import sys
+import time
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from .errors import BFPError, OptionError
+
+QUIET_SECONDS = 1.0
+"""A rank that prints nothing ends after the one that does: launchers end all others when the first has ended."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -37,6 +41,8 @@ def run(main: Callable[[], int | None], name: str, quiet: bool = False) -> int:
     except BFPError as error:
         if not (quiet and error.on_every_rank):
             print(f"{name}: error: {error}", file=sys.stderr, flush=True)
+        else:
+            time.sleep(QUIET_SECONDS)
         return 2
     except KeyboardInterrupt:
         print(f"{name}: interrupted", file=sys.stderr, flush=True)

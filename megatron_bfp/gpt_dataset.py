@@ -15,6 +15,7 @@ import torch
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 from megatron.core.datasets.object_storage_utils import is_object_storage_path
 from megatron.core.datasets.utils import Split
+from megatron.core.utils import log_single_rank
 
 from .blends import check_weights
 from .errors import OptionError
@@ -144,7 +145,7 @@ class BFPGPTDataset(GPTDataset):
                 f"{self.dataset.num_documents}, has no tokens; take it out of the blend, or change --split"
             )
         if not len(index):
-            logger.warning("%s: the %s split has no tokens", self.dataset_path, split.name)
+            log_single_rank(logger, logging.WARNING, f"{self.dataset_path}: the {split.name} split has no tokens")
         return index
 
     def _is_in_blend(self) -> bool:

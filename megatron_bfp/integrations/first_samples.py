@@ -6,8 +6,6 @@ it, in the middle of a traceback.
 
 from typing import Any
 
-from ..errors import BFPError
-
 FIRST_SAMPLES = 64
 
 
@@ -22,9 +20,5 @@ def read_first_samples(dataset: Any, first: int = 0) -> None:
     """
     if dataset is None:
         return
-    try:
-        for sample in range(first, min(first + FIRST_SAMPLES, len(dataset))):
-            dataset[sample]
-    except BFPError as error:
-        error.on_every_rank = True
-        raise
+    for sample in range(first, min(first + FIRST_SAMPLES, len(dataset))):
+        dataset[sample]

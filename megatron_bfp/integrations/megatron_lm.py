@@ -14,10 +14,11 @@ from types import ModuleType
 from typing import Any
 
 from ..blends import check_weights
-from ..errors import OptionError, UnsupportedMegatronError
+from ..errors import BFPError, OptionError, UnsupportedMegatronError
 from .data_impl import without_data_impl
 from .first_samples import read_first_samples
 from .hooks import Hook, check_hooks, replace
+from .refusals import raise_together
 from .summary import is_news, summary
 
 OLDEST = "megatron-core 0.19"
@@ -213,13 +214,16 @@ def _say_what_is_active(build: Callable) -> Callable:
         args = _options()
         if args is None:
             return datasets
-        consumed = (getattr(args, "consumed_train_samples", 0), getattr(args, "consumed_valid_samples", 0), 0)
-        for dataset, first in zip(datasets, consumed, strict=True):
-            for part in dataset if isinstance(dataset, list) else [dataset]:
-                read_first_samples(part, first)
+        error = None
+        try:
+            datasets = _without_empty_splits(args, datasets)
+            _read_first_samples(args, datasets)
+        except BFPError as found:
+            error = found
+        raise_together(error)  # most ranks have no datasets
         if is_news([part for dataset in datasets for part in _parts(dataset)]):
             _say(args, datasets)
-        return _without_empty_splits(args, datasets)
+        return datasets
 
     return build_and_say
 
@@ -237,6 +241,13 @@ def _without_empty_splits(args: argparse.Namespace, datasets: list[Any]) -> list
     if empty[0] and not getattr(args, "skip_train", False):
         raise OptionError("the train split has no tokens; change --split or the data paths")
     return [None if is_empty else dataset for dataset, is_empty in zip(datasets, empty, strict=True)]
+
+
+def _read_first_samples(args: argparse.Namespace, datasets: list[Any]) -> None:
+    consumed = (getattr(args, "consumed_train_samples", 0), getattr(args, "consumed_valid_samples", 0), 0)
+    for dataset, first in zip(datasets, consumed, strict=True):
+        for part in dataset if isinstance(dataset, list) else [dataset]:
+            read_first_samples(part, first)
 
 
 def _say(args: argparse.Namespace, datasets: list[Any]) -> None:

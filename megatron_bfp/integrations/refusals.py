@@ -11,13 +11,11 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
+from ..command_line import QUIET_SECONDS
 from ..errors import BFPError
 
 RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 """Of torchrun and DeepSpeed; of programs that start ranks without them."""
-
-QUIET_SECONDS = 1.0
-"""A rank that prints nothing ends after the one that does: launchers end all others when the first has ended."""
 
 
 def rank() -> int:
@@ -26,6 +24,23 @@ def rank() -> int:
         if os.environ.get(name, "").isdecimal():
             return int(os.environ[name])
     return 0
+
+
+def raise_together(error: BFPError | None) -> None:
+    """Raise the error of the first rank that has one, on all ranks. To be called by all of them.
+
+    Otherwise a rank without an error would go on to wait for the others, and end in a traceback of its own.
+    """
+    from torch import distributed
+
+    errors = [error]
+    if distributed.is_initialized():
+        errors = [None] * distributed.get_world_size()
+        distributed.all_gather_object(errors, error)
+    first = next((found for found in errors if found is not None), None)
+    if first is not None:
+        first.on_every_rank = True
+        raise first
 
 
 def print_refusals_in_one_line() -> None:
@@ -40,7 +55,8 @@ def _one_line(others: Callable[..., Any]) -> Callable[..., Any]:
             others(kind, error, traceback)
             return
         if rank() == 0 or not error.on_every_rank:
-            print(f"megatron_bfp: error: {error}", file=sys.stderr, flush=True)
+            # not sys.stderr: torch's own hook puts a buffer there while it calls this one
+            print(f"megatron_bfp: error: {error}", file=sys.__stderr__, flush=True)
         else:
             time.sleep(QUIET_SECONDS)
         raise SystemExit(2)  # which Python takes for the process's exit status
