@@ -14,7 +14,7 @@ from types import ModuleType
 from ..errors import OptionError, UnsupportedMegatronError
 from . import megatron_deepspeed, megatron_lm
 from .data_impl import OPTION, data_impls
-from .hooks import AfterImport, Hook
+from .hooks import AfterImport, Hook, wait_for
 from .refusals import print_refusals_in_one_line, rank
 
 MODULES_OF_OPTIONS = ("megatron.training.arguments", "megatron.arguments")
@@ -41,7 +41,7 @@ def install() -> None:
         raise UnsupportedMegatronError(
             f"{too_late[0]} was imported before megatron_bfp.install(); make that the first line of the script"
         )
-    sys.meta_path.insert(0, AfterImport(hooks))
+    wait_for(hooks)
 
 
 def _hooks_for(values: list[str]) -> dict[str, Hook]:

@@ -66,14 +66,24 @@ def _call_after_execution(loader: Any, name: str, hook: Hook) -> None:
     loader.exec_module = execute_and_change
 
 
+_waited_for: set[str] = set()
+"""The modules that ``wait_for`` was called with."""
+
+
+def wait_for(hooks: dict[str, Hook]) -> None:
+    """Call a hook with each of these modules from now on, whenever it is imported."""
+    sys.meta_path.insert(0, AfterImport(hooks))
+    _waited_for.update(hooks)
+
+
 def check_hooks(names: Iterable[str]) -> None:
-    """Make sure that modules were changed, or will be when they are imported.
+    """Make sure that modules that are waited for were changed, or will be when they are imported.
 
     Raises:
         UnsupportedMegatronError: one was, or would be, executed without its hook.
     """
     for name in names:
-        if not _is_changed(name):
+        if name in _waited_for and not _is_changed(name):
             raise UnsupportedMegatronError(
                 f"{name} is imported without the changes that --data-impl bfp needs, past megatron_bfp's import hook; "
                 "call megatron_bfp.install() in the first line of the script, or run it by python -m megatron_bfp"
