@@ -34,9 +34,12 @@ from megatron_bfp.memory_maps import map_file
 from megatron_bfp.preprocessing.tokenizers import load_tokenizer
 from megatron_bfp.sequence_index import SequenceIndex
 from megatron_bfp.splits import SPLIT_NAMES, split_fractions
+from megatron_bfp.vocabulary import check_sampled_ids
 
 PACKAGES = ("torch", "megatron-core", "deepspeed", "flash-attn", "transformer-engine", "numpy")
 GREETING = "megatron_bfp preflight"
+EMBEDDING_ROWS = 128
+"""All trainers pad the model's embedding to at least a multiple of these, unless told otherwise."""
 
 
 class PreflightError(BFPError):
@@ -159,7 +162,7 @@ def check_tokenizer(options: argparse.Namespace) -> dict[str, str]:
     """Fingerprint of the tokenizer's files.
 
     Raises:
-        BFPError: it cannot be loaded.
+        BFPError: it cannot be loaded, or a dataset has ids outside its vocabulary.
         OSError: a file cannot be read.
     """
     tokenizer = load_tokenizer(options.tokenizer_type, options.tokenizer_model, options.eod_token)
@@ -167,6 +170,12 @@ def check_tokenizer(options: argparse.Namespace) -> dict[str, str]:
     digest = hashlib.sha256(f"{tokenizer.vocab_size} {tokenizer.eod}".encode())
     for file in sorted(path.glob("tokenizer*")) if path.is_dir() else [path]:
         digest.update(file.read_bytes())
+    for prefix in blend(options.data_path)[0]:
+        try:
+            dataset = IndexedDataset(prefix)
+        except BFPError:
+            continue  # check_data says what is wrong with it
+        check_sampled_ids(dataset, -(-tokenizer.vocab_size // EMBEDDING_ROWS) * EMBEDDING_ROWS)
     return {"tokenizer": digest.hexdigest()}
 
 

@@ -24,8 +24,9 @@ def has_others(tokens: np.ndarray, vocab_size: int) -> bool:
     Args:
         tokens: any integers [any], contiguous.
     """
-    unsigned = tokens.view(f"u{tokens.itemsize}")  # what is below 0 is far above any vocabulary
-    return bool(len(tokens)) and int(unsigned.max()) >= vocab_size
+    unsigned = tokens.view(f"u{tokens.itemsize}")  # what is below 0 is above all that the dtype holds
+    limit = min(vocab_size, int(np.iinfo(tokens.dtype).max) + 1)
+    return bool(len(tokens)) and int(unsigned.max()) >= limit
 
 
 def check_spans(dataset: IndexedDataset, spans: Iterable[tuple[int, int]], vocab_size: int) -> None:

@@ -1,5 +1,6 @@
 """The preflight finds what differs between nodes: processes on this host in folders of their own, one for each node."""
 
+import argparse
 import os
 import shutil
 import socket
@@ -14,6 +15,7 @@ pytest.importorskip("tokenizers")
 from conftest import ROOT, documents_of, write  # noqa: E402
 from launching import ENVIRONMENT, free_port  # noqa: E402
 
+from megatron_bfp import IndexedDatasetError  # noqa: E402
 from megatron_bfp.index_building import build  # noqa: E402
 from megatron_bfp.index_format import IndexKey  # noqa: E402
 
@@ -28,7 +30,7 @@ def make_node(folder):
     dataset = write(folder / "data", documents_of([7, 40, 12, 64, 3, 30, 9, 21, 5, 11]))
     for first, end in ((0, 8), (8, 10)):
         build(dataset, IndexKey(64, first, end), f"{dataset.prefix}.bfp")
-    tokenizer = Tokenizer(models.BPE({"a": 0, "b": 1}, []))
+    tokenizer = Tokenizer(models.BPE({"a": 0, "b": 1} | {chr(0x100 + i): i for i in range(2, 203)}, []))
     tokenizer.add_special_tokens(["<eod>"])
     tokenizer.save(str(folder / "tokenizer.json"))
 
@@ -82,6 +84,24 @@ def test_equal_nodes_agree(nodes):
     statuses, outputs = preflight(nodes)
     assert statuses == [0, 0, 0], outputs
     assert outputs[0].startswith("preflight: 3 nodes agree: ") and "torch " in outputs[0] and outputs[1:] == ["", ""]
+
+
+def test_fault_A13_ids_outside_the_vocabulary_are_found(tmp_path):
+    from preflight import check_tokenizer
+    from tokenizers import Tokenizer, models
+
+    tokenizer = Tokenizer(models.BPE({chr(0x100 + i): i for i in range(128)}, []))
+    tokenizer.add_special_tokens(["<eod>"])  # 129 words: an embedding of 256 rows
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    options = argparse.Namespace(tokenizer_type="HuggingFaceTokenizer", tokenizer_model=str(tmp_path / "tokenizer.json"))
+    options.eod_token, options.data_path = "<eod>", [str(tmp_path / "fine"), str(tmp_path / "missing")]
+    write(tmp_path / "fine", [[5, 6], [7, 255]])
+    write(tmp_path / "other", [[5, 6], [7, 256]])
+    assert check_tokenizer(options)
+    options.data_path.append(str(tmp_path / "other"))
+    reason = "other.bin: document 1 holds the token id 256, the model's vocabulary ends at 255"
+    with pytest.raises(IndexedDatasetError, match=reason):
+        check_tokenizer(options)
 
 
 @pytest.mark.case(29)
