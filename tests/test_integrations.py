@@ -379,7 +379,9 @@ def test_fault_B15_a_rank_is_what_its_launcher_says(monkeypatch, variables, rank
 def test_fault_A07_is_one_line_by_every_way_in(trainer, ways_in, way):
     command, packages = ways_in[way]
     command = [*command, "--data-impl=bfp", "--data-impl", "mmap"]
-    line = "megatron_bfp: error: --data-impl bfp and --data-impl mmap are both on the command line; leave out all but one"
+    line = (
+        "megatron_bfp: error: --data-impl bfp and --data-impl mmap are both on the command line; leave out all but one"
+    )
     assert call(*command, folder=trainer, **packages) == (2, line)
     assert call(*command[:-2], "--data-impl", "bfp", folder=trainer, **packages) == (0, "__main__ True bfp None")
 
@@ -671,7 +673,12 @@ def test_options_reach_the_config_that_takes_the_place_of_megatron_s():
     cls, ours = megatron_lm.packed(gpt_dataset.GPTDataset, theirs, 3, 600)
     assert cls is BFPGPTDataset and type(ours) is BFPGPTDatasetConfig
     assert (ours.max_documents_per_sequence, ours.model_vocab_size) == (3, 600)
-    assert (ours.sequence_length, ours.eod_mask_loss, ours.path_to_cache, ours.blend) == (32, True, "cache", theirs.blend)
+    assert (ours.sequence_length, ours.eod_mask_loss, ours.path_to_cache, ours.blend) == (
+        32,
+        True,
+        "cache",
+        theirs.blend,
+    )
     args = options(
         data_impl="bfp", dataloader_inter_document_masking=True, max_documents_per_sequence=5, padded_vocab_size=512
     )

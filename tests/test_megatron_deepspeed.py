@@ -110,9 +110,7 @@ def test_options_reach_the_datasets_of_megatron_deepspeed_s_builder(monkeypatch,
     monkeypatch.setattr(datasets, "build_splits", lambda *rest, **keywords: calls.append((rest, keywords)))
     build = megatron_deepspeed._build_packed_splits(None)
     build("text", "bfp", "9,1,0", [4, 5, 6], 32, 7, True, data_cache_path="cache")
-    assert calls == [
-        (("text", "9,1,0", [4, 5, 6], 32, 7, 3, "cache"), {"is_in_blend": is_in_blend, "vocab_size": 512})
-    ]
+    assert calls == [(("text", "9,1,0", [4, 5, 6], 32, 7, 3, "cache"), {"is_in_blend": is_in_blend, "vocab_size": 512})]
 
 
 def test_fault_A13_ids_outside_the_vocabulary_are_named(write_dataset, monkeypatch):

@@ -93,7 +93,9 @@ def test_fault_A13_ids_outside_the_vocabulary_are_found(tmp_path):
     tokenizer = Tokenizer(models.BPE({chr(0x100 + i): i for i in range(128)}, []))
     tokenizer.add_special_tokens(["<eod>"])  # 129 words: an embedding of 256 rows
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    options = argparse.Namespace(tokenizer_type="HuggingFaceTokenizer", tokenizer_model=str(tmp_path / "tokenizer.json"))
+    options = argparse.Namespace(
+        tokenizer_type="HuggingFaceTokenizer", tokenizer_model=str(tmp_path / "tokenizer.json")
+    )
     options.eod_token, options.data_path = "<eod>", [str(tmp_path / "fine"), str(tmp_path / "missing")]
     write(tmp_path / "fine", [[5, 6], [7, 255]])
     write(tmp_path / "other", [[5, 6], [7, 256]])

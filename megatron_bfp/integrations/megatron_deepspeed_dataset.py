@@ -73,9 +73,7 @@ class PackedDataset:
             raise IndexError(f"{self.dataset.prefix}: sample {idx} is not in [0, {len(self)})")
         sequence = sequence_of_sample(idx, len(self.sequence_index), self.seed)
         positions = self.sequence_index.positions(sequence)
-        sample = build_sample(
-            self.dataset, positions, self.sequence_index.key.seq_length, vocab_size=self.vocab_size
-        )
+        sample = build_sample(self.dataset, positions, self.sequence_index.key.seq_length, vocab_size=self.vocab_size)
         return {
             "text": np.append(sample.tokens, sample.labels[-1]),
             "cu_seqlens": sample.cu_seqlens.astype(np.int64),

@@ -137,8 +137,8 @@ def _let_stages_tell_shapes(args: argparse.Namespace) -> None:
         if args.num_experts:
             raise OptionError(
                 "--moe-token-dispatcher-type allgather cannot be used with --data-impl bfp, pipeline parallelism and "
-                "--micro-batch-size or --eval-micro-batch-size above 1: give --moe-token-dispatcher-type alltoall, or 1 "
-                "for both"
+                "--micro-batch-size or --eval-micro-batch-size above 1: give --moe-token-dispatcher-type alltoall, or "
+                "1 for both"
             )
         args.moe_token_dispatcher_type = "alltoall"  # checked by Megatron-LM even where there are no experts
 
@@ -157,9 +157,7 @@ def _choose_dataset(initialize: Callable) -> Callable:
     return initialize_with_packed_samples
 
 
-def packed(
-    cls: type, config: Any, max_documents_per_sequence: int | None, vocab_size: int | None
-) -> tuple[type, Any]:
+def packed(cls: type, config: Any, max_documents_per_sequence: int | None, vocab_size: int | None) -> tuple[type, Any]:
     """The dataset class and its config that take the place of GPTDataset and GPTDatasetConfig.
 
     Args:
