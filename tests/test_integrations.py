@@ -333,7 +333,7 @@ REFUSED = "megatron_bfp: error: --dataloader-type cyclic cannot be used with --d
 
 @pytest.fixture
 def ways_in(trainer, other_python):
-    """The commands that run the trainer, by module, ``install`` and start-up file; and where the last finds packages."""
+    """Commands that run the trainer, by module, ``install`` and start-up file; and where the last finds packages."""
     import numpy
 
     script = (trainer / "pretrain_gpt.py").read_text()
