@@ -337,12 +337,12 @@ def test_fault_A13_an_id_outside_the_vocabulary_stops_two_ranks_in_one_line(chec
 
 
 def test_fault_B01_an_evaluation_of_larger_micro_batches_runs_through_two_stages(checkout, corpus):
-    script = [*by_way(checkout, "-m"), "--data-impl", "bfp", "--pipeline-model-parallel-size", 2, "--train-iters", 2]
-    script += ["--micro-batch-size", 1]
-    steps, output = train(checkout, corpus, script, "--eval-micro-batch-size", 2, ranks=2)
+    script = by_way(checkout, "-m")
+    options = ["--data-impl", "bfp", "--pipeline-model-parallel-size", 2, "--train-iters", 2, "--micro-batch-size", 1]
+    steps, output = train(checkout, corpus, script, *options, "--eval-micro-batch-size", 2, ranks=2)
     evaluations = re.findall(r"loss at iteration 2 on (\S+) set \| lm loss value: (\S+)", output)
     assert len(steps) == 2 and [name for name, _ in evaluations] == ["validation", "test"]
-    alike, output = train(checkout, corpus, script, ranks=2)
+    alike, output = train(checkout, corpus, script, *options, ranks=2)
     assert losses(alike) == pytest.approx(losses(steps), abs=1e-5)
     for (_, found), (_, expected) in zip(
         evaluations, re.findall(r"loss at iteration 2 on (\S+) set \| lm loss value: (\S+)", output), strict=True
@@ -362,7 +362,7 @@ def test_fault_B01_an_evaluation_of_larger_micro_batches_runs_through_two_stages
     ids=["too small", "no share, tp 2", "no test", "eval iters 0, blend", "eval iters 0"],
 )
 def test_fault_B03_an_empty_split_is_none_and_not_evaluated(checkout, corpus, split, data, options, evaluated):
-    script = [*by_way(checkout, "-m"), "--data-impl", "bfp", "--train-iters", 2]
+    script, options = by_way(checkout, "-m"), ["--data-impl", "bfp", "--train-iters", 2, *options]
     ranks = 2 if "--tensor-model-parallel-size" in options else 1
     steps, output = train(checkout, corpus, script, *options, ranks=ranks, data=data, split=split)
     assert len(steps) == 2 and re.findall(r"loss at iteration 2 on (\S+) set", output) == evaluated
