@@ -38,6 +38,7 @@ from megatron_bfp.index_format import sampled_fingerprint
 from megatron_bfp.indexed_dataset import IndexedDataset, bin_path
 from megatron_bfp.memory_maps import map_file
 from megatron_bfp.preprocessing.tokenizers import TOKENIZER_TYPES, load_tokenizer
+from megatron_bfp.vocabulary import check_sampled_ids
 
 PACKAGES = ("torch", "megatron-core", "deepspeed", "flash-attn", "transformer-engine", "numpy")
 GREETING = "megatron_bfp preflight"
@@ -173,7 +174,7 @@ def check_tokenizer(trained: RunOptions) -> dict[str, str]:
     """Fingerprint of the tokenizer's files.
 
     Raises:
-        BFPError: it cannot be loaded.
+        BFPError: it cannot be loaded, or a dataset has ids outside its vocabulary.
         OSError: a file cannot be read.
     """
     if trained.tokenizer_model is None:
@@ -183,10 +184,28 @@ def check_tokenizer(trained: RunOptions) -> dict[str, str]:
         tokenizer = load_tokenizer(
             trained.tokenizer_type, trained.tokenizer_model, trained.eod_token, needs_eod=trained.needs_eod
         )
+        check_ids(trained, Model(trained, tokenizer.vocab_size, on_cpu=False).padded_vocab)
         digest.update(f"{tokenizer.vocab_size} {tokenizer.eod}".encode())
     for file in sorted(path.glob("tokenizer*")) if path.is_dir() else [path]:
         digest.update(file.read_bytes())
     return {"tokenizer": digest.hexdigest()}
+
+
+def check_ids(trained: RunOptions, vocab_size: int) -> None:
+    """Check a sample of each dataset's ids.
+
+    Args:
+        vocab_size: rows of the model's embedding.
+
+    Raises:
+        IndexedDatasetError: an id is outside.
+    """
+    for prefix in blend(trained.data_path)[0]:
+        try:
+            dataset = IndexedDataset(prefix)
+        except BFPError:
+            continue  # check_data says what is wrong with it
+        check_sampled_ids(dataset, vocab_size)
 
 
 def check_checkpoints(trained: RunOptions, vocab_size: int) -> dict[str, str]:

@@ -298,3 +298,13 @@ def _check(options: argparse.Namespace) -> None:
         raise OptionError("--max-documents-per-sequence needs --data-impl bfp")
     if options.load and os.path.exists(options.load) and not os.path.isdir(options.load):
         raise OptionError(f"--load {options.load}: not a folder")
+
+
+def padded_vocab_size(options: argparse.Namespace, vocab_size: int) -> int:
+    """Rows of the model's embedding, on all tensor-parallel ranks together.
+
+    Args:
+        vocab_size: of the tokenizer.
+    """
+    multiple = options.make_vocab_size_divisible_by * options.tensor_model_parallel_size
+    return -(-vocab_size // multiple) * multiple

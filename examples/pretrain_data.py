@@ -11,7 +11,7 @@ import torch
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 from megatron.core.datasets.utils import Split
-from pretrain_arguments import blend
+from pretrain_arguments import blend, padded_vocab_size
 from pretrain_baseline import InterDocumentGPTDataset
 from pretrain_ranks import on_first_rank
 from pretrain_signals import leave_signals_to_the_trainer
@@ -21,6 +21,8 @@ from megatron_bfp import BFPGPTDataset, BFPGPTDatasetConfig
 from megatron_bfp.errors import BFPError, OptionError
 from megatron_bfp.index_format import document_range
 from megatron_bfp.indexed_dataset import IndexedDataset
+from megatron_bfp.integrations.first_samples import read_first_samples
+from megatron_bfp.vocabulary import check_sampled_ids
 
 
 def build_train_dataset(options: argparse.Namespace, tokenizer: Any) -> Dataset:
@@ -31,13 +33,15 @@ def build_train_dataset(options: argparse.Namespace, tokenizer: Any) -> Dataset:
     """
     dataset_class, config = _configure(options, tokenizer, Split.train, blend(options.data_path))
     num_samples = options.train_iters * options.global_batch_size
-    on_first_rank(lambda: _check_data(dataset_class, config, Split.train))
+    vocab_size = padded_vocab_size(options, tokenizer.vocab_size)
+    on_first_rank(lambda: _check_data(dataset_class, config, Split.train, vocab_size))
     train = BlendedMegatronDatasetBuilder(dataset_class, [num_samples, 0, 0], lambda: True, config).build()[0]
     if len(train) < num_samples:  # without weights, megatron-core blends one epoch
         raise OptionError(
             f"--data-path {' '.join(options.data_path)}: has {len(train)} samples, {num_samples} are wanted; give a "
             "weight before each prefix to go through them more than once"
         )
+    on_first_rank(lambda: read_first_samples(train))
     return train
 
 
@@ -50,7 +54,8 @@ def build_valid_dataset(options: argparse.Namespace, tokenizer: Any) -> "WholeSp
     found = []
     for prefix in blend(options.data_path)[0]:
         dataset_class, config = _configure(options, tokenizer, Split.valid, ([prefix], None))
-        on_first_rank(functools.partial(_check_data, dataset_class, config, Split.valid))
+        vocab_size = padded_vocab_size(options, tokenizer.vocab_size)
+        on_first_rank(functools.partial(_check_data, dataset_class, config, Split.valid, vocab_size))
         found.append(BlendedMegatronDatasetBuilder(dataset_class, [None] * 3, lambda: True, config).build()[1])
     return WholeSplits(found)
 
@@ -75,6 +80,7 @@ def _configure(
     }
     if options.data_impl == "bfp":
         cap = options.max_documents_per_sequence
+        common["model_vocab_size"] = padded_vocab_size(options, tokenizer.vocab_size)
         dataset_class, config = BFPGPTDataset, BFPGPTDatasetConfig(**common, max_documents_per_sequence=cap)
     else:
         masked = options.dataloader_inter_document_masking
@@ -148,8 +154,8 @@ def origin_of(dataset: Any, sample: int) -> Origin:
     return Origin(dataset.dataset_path, None, [int(number) for number in dataset.document_index[first : last + 1]])
 
 
-def _check_data(dataset_class: type[GPTDataset], config: GPTDatasetConfig, split: Split) -> None:
-    """Open every dataset, and open or build its index.
+def _check_data(dataset_class: type[GPTDataset], config: GPTDatasetConfig, split: Split, vocab_size: int) -> None:
+    """Open every dataset, look at some of its ids, and open or build its index.
 
     Raises:
         BFPError: one cannot be used.
@@ -163,6 +169,7 @@ def _check_data(dataset_class: type[GPTDataset], config: GPTDatasetConfig, split
         spans = dataset.spans(np.array([first, end - 1])) if first < end else [(0, 0)]
         if spans[0][0] == spans[-1][1]:
             raise OptionError(f"--split {config.split}: the {split.name} split of {prefix} has no tokens")
+        check_sampled_ids(dataset, vocab_size)
         if dataset_class is BFPGPTDataset:
             BFPGPTDataset(dataset, prefix, None, None, split, config)
 

@@ -8,6 +8,7 @@ from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEm
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.transformer.transformer_config import TransformerConfig
+from pretrain_arguments import padded_vocab_size
 from torch.utils.checkpoint import checkpoint
 
 from megatron_bfp.attention import DocumentAttention, with_document_attention
@@ -63,13 +64,12 @@ def build_model(options: argparse.Namespace, vocab_size: int) -> GPTModel:
     Args:
         vocab_size: of the tokenizer; the embedding is padded to a multiple of ``make_vocab_size_divisible_by``.
     """
-    multiple = options.make_vocab_size_divisible_by * options.tensor_model_parallel_size
     config = transformer_config(options)
     layer_spec = get_gpt_layer_local_spec(normalization="RMSNorm")
     model = GPTModel(
         config=config,
         transformer_layer_spec=with_document_attention(layer_spec, options.attention_kernel),
-        vocab_size=-(-vocab_size // multiple) * multiple,
+        vocab_size=padded_vocab_size(options, vocab_size),
         max_sequence_length=options.seq_length,
         share_embeddings_and_output_weights=False,
         position_embedding_type="rope",

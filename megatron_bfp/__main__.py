@@ -4,7 +4,6 @@
 knows ``--data-impl bfp``.
 """
 
-import os
 import sys
 from collections.abc import Sequence
 
@@ -12,6 +11,7 @@ from . import show_command, verify_command
 from .command_line import Parser, run, typed_name
 from .integrations import startup_file
 from .integrations.activation import is_script, run_script
+from .integrations.refusals import rank
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -60,4 +60,4 @@ def startup_command(verb: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run(main, typed_name(), quiet=os.environ.get("RANK", "0") != "0"))
+    sys.exit(run(main, typed_name(), quiet=rank() != 0))

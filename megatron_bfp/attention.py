@@ -3,6 +3,8 @@
     spec = with_document_attention(get_gpt_layer_local_spec(normalization="RMSNorm"))
     model(tokens, position_ids, None, packed_seq_params=document_boundaries(cu_seqlens))
 
+Where the model also predicts later tokens (``mtp_num_layers``), labels are shifted inside documents.
+
 The boundaries travel as a forward argument, megatron-core's ``PackedSeqParams``, because recomputation and pipelines
 run forward again later; nothing is kept in a module. In the form used here, ``qkv_format="sbhd"`` with a row of
 cu_seqlens for each sample, megatron-core keeps the batch dimension and rotates by the positions 0 .. L - 1 of the whole
@@ -12,12 +14,18 @@ The kernel is chosen once, when the module is made: the best of ``attention_kern
 one that is asked for.
 """
 
+import contextlib
 import copy
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
+from megatron.core import tensor_parallel
 from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.transformer import multi_token_prediction
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.spec_utils import ModuleSpec
@@ -34,6 +42,50 @@ class DocumentBoundaries(PackedSeqParams):
 
     segments: Segments | None = None
     """The documents of all rows, joined."""
+
+    @cached_property
+    def last_positions(self) -> Tensor:
+        """int64 [b, L]: the last position of each document of a row, in any order, some of them repeated."""
+        return self.cu_seqlens_q[:, 1:].to(self.segments.cu_seqlens.device, torch.int64) - 1
+
+
+def shift_inside_documents(tensor: Tensor, boundaries: DocumentBoundaries) -> Tensor:
+    """What each position's next one holds; 0 at the last position of a document.
+
+    Args:
+        tensor: [b, L], or [1, L] where all rows are alike.
+
+    Returns:
+        [b, L].
+    """
+    last = boundaries.last_positions.to(tensor.device)
+    return tensor.roll(-1, dims=-1).expand_as(last).scatter(-1, last, 0)
+
+
+def _shift_by_boundaries(roll_packed: Callable) -> Callable:
+    """megatron-core's ``_roll_tensor_packed_seq``, which takes boundaries of one row for those of all."""
+
+    def roll(
+        tensor: Tensor, shifts: int, dims: int, packed_seq_params: PackedSeqParams, *others: Any, **keywords: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        if not isinstance(packed_seq_params, DocumentBoundaries):
+            return roll_packed(tensor, shifts, dims, packed_seq_params, *others, **keywords)
+        if shifts != -1 or dims not in (-1, tensor.dim() - 1):
+            raise OptionError("inside documents, labels are shifted by one position of the last dimension")
+        shifted = shift_inside_documents(tensor, packed_seq_params)
+        return shifted, shifted.sum() if keywords.get("return_sum", True) else None
+
+    return roll
+
+
+CAN_PREDICT_LATER_TOKENS = hasattr(multi_token_prediction, "_roll_tensor_packed_seq")
+"""Whether this megatron-core shifts labels by a function that can be told of documents; from 0.16 on."""
+
+if CAN_PREDICT_LATER_TOKENS:
+    # roll_tensor looks this helper up each time, so it reaches every model that predicts later tokens
+    multi_token_prediction._roll_tensor_packed_seq = _shift_by_boundaries(
+        multi_token_prediction._roll_tensor_packed_seq
+    )
 
 
 def document_boundaries(cu_seqlens: Tensor, device: torch.device | str | None = None) -> DocumentBoundaries:
@@ -103,6 +155,8 @@ class DocumentAttention(MegatronModule):
             "attention windows": config.window_size is not None,
             f"softmax type {config.softmax_type}": config.softmax_type != "vanilla",
             f"{attention_type} attention": attention_type != "self",
+            "multi-token prediction of this megatron-core": bool(getattr(config, "mtp_num_layers", None))
+            and not CAN_PREDICT_LATER_TOKENS,
             f"attention mask type {attn_mask_type}": attn_mask_type
             not in (AttnMaskType.causal, AttnMaskType.padding_causal),
         }
@@ -144,7 +198,7 @@ class DocumentAttention(MegatronModule):
         dropout = self.dropout if self.training else 0.0
         if packed_seq_params is not None and packed_seq_params.qkv_format == "thd":
             segments = _segments_of_joined(packed_seq_params, len(query))
-            return self.attend(query, key, value, segments, self.softmax_scale, dropout).flatten(1)
+            return self._attend(query, key, value, segments, dropout).flatten(1)
         if not isinstance(packed_seq_params, DocumentBoundaries):
             raise OptionError(
                 "attention inside documents needs their boundaries: pass "
@@ -155,8 +209,20 @@ class DocumentAttention(MegatronModule):
             shape = list(packed_seq_params.cu_seqlens_q.shape)
             raise OptionError(f"cu_seqlens has shape {shape}, expected {[batch, seq_length + 1]}")
         joined = (tensor.transpose(0, 1).flatten(0, 1) for tensor in (query, key, value))
-        found = self.attend(*joined, packed_seq_params.segments, self.softmax_scale, dropout)
-        return found.reshape(batch, seq_length, -1).transpose(0, 1).contiguous()
+        attended = self._attend(*joined, packed_seq_params.segments, dropout)
+        return attended.reshape(batch, seq_length, -1).transpose(0, 1).contiguous()
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, segments: Segments, dropout: float) -> Tensor:
+        """Run the kernel on joined rows."""
+        with self._random_numbers(dropout):
+            return self.attend(query, key, value, segments, self.softmax_scale, dropout)
+
+    def _random_numbers(self, dropout: float) -> AbstractContextManager:
+        """As DotProductAttention: tensor-parallel ranks have different heads, and drop different weights. With sequence
+        parallelism the whole layer has random numbers of its own rank already."""
+        if dropout and not self.config.sequence_parallel:
+            return tensor_parallel.get_cuda_rng_tracker().fork()
+        return contextlib.nullcontext()
 
 
 def _segments_of_joined(packed_seq_params: PackedSeqParams, num_positions: int) -> Segments:

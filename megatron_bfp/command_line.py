@@ -3,10 +3,14 @@
 import argparse
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from .errors import BFPError, OptionError
+
+QUIET_SECONDS = 1.0
+"""A rank that prints nothing ends after the one that does: launchers end all others when the first has ended."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -39,13 +43,15 @@ def run(main: Callable[[], int | None], name: str, quiet: bool = False) -> int:
 
     Args:
         main: returns a status of its own, or None when it is done.
-        quiet: print nothing of errors in options; for all but one of several processes that have the same options.
+        quiet: print nothing of errors that every rank meets; for all but one of several processes of a run.
     """
     try:
         return main() or 0
     except BFPError as error:
-        if not (quiet and isinstance(error, OptionError)):
+        if not (quiet and error.on_every_rank):
             print(f"{name}: error: {error}", file=sys.stderr, flush=True)
+        else:
+            time.sleep(QUIET_SECONDS)
         return 2
     except KeyboardInterrupt:
         print(f"{name}: interrupted", file=sys.stderr, flush=True)

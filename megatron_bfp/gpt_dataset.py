@@ -19,6 +19,7 @@ from megatron.core.datasets.object_storage_utils import is_object_storage_path
 from megatron.core.datasets.utils import Split
 from megatron.core.utils import log_single_rank
 
+from .blends import check_weights
 from .errors import OptionError
 from .index_building import open_or_build
 from .index_format import IndexKey
@@ -38,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class BFPGPTDatasetConfig(GPTDatasetConfig):
-    """``GPTDatasetConfig`` and one field more.
+    """``GPTDatasetConfig`` and two fields more.
 
     ``create_attention_mask`` is off unless asked for: the mask is quadratic in the sequence, and attention takes its
     boundaries from ``cu_seqlens``.
@@ -52,11 +53,15 @@ class BFPGPTDatasetConfig(GPTDatasetConfig):
     max_documents_per_sequence: int | None = None
     """At most so many documents in a sequence; None for no limit."""
 
+    model_vocab_size: int | None = None
+    """Rows of the model's embedding, on all tensor-parallel ranks together: a sample with another id is an error that
+    names its document. None takes any id."""
+
     def __post_init__(self) -> None:
         if self.split is not None:
             split_fractions(self.split)
         checked_seq_length("sequence_length", self.sequence_length)
-        self._check_number_of_corpora()
+        self._check_blends()
         super().__post_init__()
         self.max_documents_per_sequence = checked_cap(self.max_documents_per_sequence)
         refused = {
@@ -69,14 +74,19 @@ class BFPGPTDatasetConfig(GPTDatasetConfig):
                 raise OptionError(f"{what} cannot be used with --data-impl bfp")
         self._warn_of_repeated_corpora()
 
-    def _check_number_of_corpora(self) -> None:
+    def _check_blends(self) -> None:
         """Refuse blends that megatron-core would end with an assertion."""
         for blend in (self.blend, *(self.blend_per_split or ())):
-            if blend is not None and len(blend[0]) > MOST_CORPORA:
+            if blend is None:
+                continue
+            prefixes, weights = blend
+            if len(prefixes) > MOST_CORPORA:
                 raise OptionError(
-                    f"a blend of {len(blend[0]):,} corpora: megatron-core blends {MOST_CORPORA:,} at the most; "
+                    f"a blend of {len(prefixes):,} corpora: megatron-core blends {MOST_CORPORA:,} at the most; "
                     "join some of them with megatron-bfp-preprocess --merge"
                 )
+            if weights is not None and len(weights) == len(prefixes):
+                check_weights(prefixes, weights)
 
     def _warn_of_repeated_corpora(self) -> None:
         """A corpus that a blend names twice has one order: each batch would hold its sequences twice."""
@@ -153,7 +163,7 @@ class BFPGPTDataset(GPTDataset):
                 f"{num_documents}, has no tokens; take it out of the blend, or change --split"
             )
         if not len(index):
-            logger.warning("%s: the %s split has no tokens", self.dataset_path, split.name)
+            log_single_rank(logger, logging.WARNING, f"{self.dataset_path}: the {split.name} split has no tokens")
         return index
 
     def _is_in_blend(self) -> bool:
@@ -195,6 +205,7 @@ class BFPGPTDataset(GPTDataset):
             self.config.sequence_length,
             bool(self.config.reset_position_ids),
             self.masked_input,
+            self.config.model_vocab_size,
         )
         tensors = SampleTensors(zip(sample._fields, map(torch.from_numpy, sample)))
         if idx is None:

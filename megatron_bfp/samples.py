@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .indexed_dataset import IndexedDataset
+from .vocabulary import check_spans, has_others
 
 
 class Sample(NamedTuple):
@@ -37,6 +38,7 @@ def build_sample(
     seq_length: int,
     reset_position_ids: bool = False,
     masked_input: int | None = None,
+    vocab_size: int | None = None,
 ) -> Sample:
     """Read the chunks of one sequence.
 
@@ -45,13 +47,14 @@ def build_sample(
             ``SequenceIndex.positions`` gives them.
         reset_position_ids: positions restart at every chunk.
         masked_input: a token id whose positions get no loss (EOD with Megatron's ``eod_mask_loss``).
+        vocab_size: rows of the model's embedding; None to take any id.
 
     Raises:
-        IndexedDatasetError: the dataset is damaged.
+        IndexedDatasetError: the dataset is damaged, or an id is not in the vocabulary.
     """
     row = np.empty(seq_length + 1, dtype=dataset.dtype)
     boundaries, last_positions, last_targets, without_target, longest = [0], [], [], [], 0
-    end = 0
+    end = num_read = 0
     for chunk_start, chunk_end, document_end in positions:
         length = chunk_end - chunk_start
         begin, end = end, end + length
@@ -62,9 +65,13 @@ def build_sample(
             row[begin:end] = dataset.tokens(chunk_start, length)
             last_targets.append(0)
             without_target.append(end - 1)
+        num_read = end + (chunk_end < document_end)
         last_positions.append(end - 1)
         boundaries.append(end)
         longest = max(longest, length)
+    if vocab_size is not None and has_others(row[:num_read], vocab_size):
+        spans = [(start, stop + (stop < document_end)) for start, stop, document_end in positions]
+        check_spans(dataset, spans, vocab_size)
     row[end:] = 0
     tokens, labels = row[:-1].astype(np.int64), row[1:].astype(np.int64)
     labels[last_positions] = last_targets

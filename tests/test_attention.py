@@ -1,5 +1,7 @@
 """The central equivalence: loss and gradients on packed sequences are those of their chunks alone."""
 
+import contextlib
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -8,6 +10,7 @@ pytest.importorskip("megatron.core.models.gpt")
 import megatron.core.transformer.attention as megatron_attention  # noqa: E402
 from conftest import documents_of  # noqa: E402
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec  # noqa: E402
+from megatron.core.packed_seq_params import PackedSeqParams  # noqa: E402
 from megatron.core.transformer.dot_product_attention import DotProductAttention  # noqa: E402
 from megatron.core.transformer.enums import AttnMaskType  # noqa: E402
 from megatron_helpers import build, config, initialize_megatron, model_options  # noqa: E402
@@ -227,3 +230,62 @@ def test_the_spec_given_is_not_changed():
     changed = with_document_attention(spec)
     assert spec.submodules.self_attention.submodules.core_attention is before
     assert changed.submodules.self_attention.submodules.core_attention.module is DocumentAttention
+
+
+class Tracker:
+    """Stands in for megatron-core's random number tracker: each rank's numbers, while forked."""
+
+    def __init__(self, rank):
+        self.rank, self.forks = rank, 0
+
+    @contextlib.contextmanager
+    def fork(self, name="model-parallel-rng"):
+        assert name == "model-parallel-rng"
+        self.forks += 1
+        outside = torch.get_rng_state()
+        torch.manual_seed(1000 + self.rank)
+        yield
+        torch.set_rng_state(outside)
+
+
+def dropped_weights(monkeypatch, rank, joined, **changes):
+    """Output of attention to values of 1 with dropout 0.5 on a tensor-parallel rank, and the tracker."""
+    initialize_megatron()
+    settings = transformer_config(model_options())
+    for name, value in changes.items():
+        setattr(settings, name, value)
+    attention = DocumentAttention(settings, 1, AttnMaskType.causal, "self", 0.5)
+    tracker = Tracker(rank)
+    monkeypatch.setattr("megatron.core.tensor_parallel.get_cuda_rng_tracker", lambda: tracker)
+    torch.manual_seed(0)
+    query = torch.randn(24, 1, 4, 16)
+    if joined:
+        ends = torch.tensor([0, 12, 24], dtype=torch.int32)
+        boundaries = PackedSeqParams("thd", ends, ends, max_seqlen_q=12, max_seqlen_kv=12)
+        query = query[:, 0]
+    else:
+        boundaries = document_boundaries(one_segment(24))
+    return attention(query, query, torch.ones_like(query), None, packed_seq_params=boundaries), tracker
+
+
+@pytest.mark.parametrize("joined", [False, True], ids=["rows", "joined rows"])
+def test_fault_A16_tensor_parallel_ranks_drop_different_weights(monkeypatch, joined):
+    first, tracker = dropped_weights(monkeypatch, 0, joined)
+    second, _ = dropped_weights(monkeypatch, 1, joined)
+    again, _ = dropped_weights(monkeypatch, 0, joined)
+    assert not torch.equal(first, second) and torch.equal(first, again) and tracker.forks == 1
+    # with sequence parallelism the layers around it fork, as for DotProductAttention
+    one, tracker = dropped_weights(monkeypatch, 0, joined, sequence_parallel=True)
+    other, _ = dropped_weights(monkeypatch, 1, joined, sequence_parallel=True)
+    assert torch.equal(one, other) and tracker.forks == 0
+
+
+def test_fault_A16_without_dropout_no_random_numbers_are_needed(monkeypatch):
+    initialize_megatron()
+    monkeypatch.setattr("megatron.core.tensor_parallel.get_cuda_rng_tracker", lambda: None)
+    attention = DocumentAttention(transformer_config(model_options()), 1, AttnMaskType.causal, "self", 0.5)
+    query, boundaries = torch.randn(24, 1, 4, 16), document_boundaries(one_segment(24))
+    with pytest.raises(AttributeError, match="fork"):
+        attention(query, query, query, None, packed_seq_params=boundaries)
+    attention.eval()
+    attention(query, query, query, None, packed_seq_params=boundaries)

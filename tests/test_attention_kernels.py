@@ -209,3 +209,36 @@ def test_a_torch_without_causal_windows_is_not_used(libraries, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", old)
     with pytest.raises(ImportError, match="older"):
         kernels._torch_varlen()
+
+
+@pytest.mark.parametrize(
+    "head_size, fits", [(8, True), (64, True), (248, True), (256, True), (264, False), (4, False), (252, False)]
+)
+@pytest.mark.parametrize("name", [name for name in STAND_INS])
+def test_fused_kernels_take_head_sizes_to_256(name, head_size, fits, libraries, gpu):
+    libraries(*STAND_INS)
+    gpu(9)
+    needs = BF16._replace(head_size=head_size)
+    reason = kernels.KERNELS[name].unusable(needs)
+    assert reason is None if fits else f"not {head_size}" in reason
+
+
+@pytest.mark.parametrize("name", ["flash-attn-3", "flash-attn-4", "flash-attn", "torch-varlen", "transformer-engine"])
+@pytest.mark.parametrize("major", range(6, 15))
+def test_fused_kernels_are_used_on_the_gpus_that_they_are_made_for(name, major, libraries, gpu):
+    libraries(*STAND_INS)
+    gpu(major)
+    made_for = {"flash-attn-3": {9}, "flash-attn-4": {9, 10}}.get(name, {8, 9, 10, 11, 12})
+    assert (kernels.KERNELS[name].unusable(BF16) is None) == (major in made_for)
+
+
+@pytest.mark.parametrize("dtype, fits", [(torch.bfloat16, True), (torch.float16, True), (torch.float32, False)])
+def test_fused_kernels_compute_in_half_precision_alone(dtype, fits, libraries, gpu):
+    libraries(*STAND_INS)
+    gpu(9)
+    for name in STAND_INS:
+        assert (kernels.KERNELS[name].unusable(BF16._replace(dtype=dtype)) is None) == fits
+        has_dropout = name in ("flash-attn", "transformer-engine")
+        assert (kernels.KERNELS[name].unusable(BF16._replace(dtype=dtype, dropout=0.1)) is None) == (
+            fits and has_dropout
+        )

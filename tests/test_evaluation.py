@@ -17,6 +17,7 @@ from pretrain_evaluation import Evaluation, evaluate  # noqa: E402
 from pretrain_log import Log, SpikeDetector, Work, model_flops  # noqa: E402
 from pretrain_model import build_model  # noqa: E402
 
+from megatron_bfp import OptionError  # noqa: E402
 from megatron_bfp.attention import document_boundaries  # noqa: E402
 from megatron_bfp.errors import IndexedDatasetError  # noqa: E402
 
@@ -36,6 +37,8 @@ def options(write_dataset):
         split="1,1,0",
         seed=3,
         seq_length=SEQ_LENGTH,
+        make_vocab_size_divisible_by=8,
+        tensor_model_parallel_size=2,
         data_cache_path=None,
         num_dataset_builder_threads=1,
         eod_mask_loss=False,
@@ -108,6 +111,20 @@ def test_an_error_in_a_worker_is_one_line(num_workers):
     with pytest.raises(IndexedDatasetError) as error:
         next(micro_batches(Unreadable(), [[0]], num_workers, torch.device("cpu")))
     assert str(error.value) == "data.bin: has 10 bytes, not 20: get a whole copy"
+
+
+@pytest.mark.parametrize("data_impl", ["bfp", "mmap"])
+@pytest.mark.parametrize("build", [build_train_dataset, build_valid_dataset])
+def test_fault_A13_ids_outside_the_padded_vocabulary_stop_the_trainer_at_its_start(options, data_impl, build):
+    initialize_megatron()
+    options.data_impl = data_impl
+    assert max(sum(LENGTHS), 240) < 256
+    tokenizer = Tokenizer()
+    tokenizer.vocab_size = 241  # its embedding has 256 rows
+    assert build(options, tokenizer)
+    tokenizer.vocab_size = 240
+    with pytest.raises(OptionError, match="first.bin: document 10 holds the token id 240, the model's vocabulary ends"):
+        build(options, tokenizer)
 
 
 @pytest.mark.parametrize("data_impl", ["bfp", "mmap"])

@@ -262,6 +262,15 @@ def test_shellcheck_finds_nothing():
 INTEGRATION = Path(__file__).parent / "integration"
 
 
+@pytest.mark.parametrize("recipe, is_rotary", [("llama_7b_code_2k", True), ("llama_7b_code_2k_concat", False)])
+def test_fault_B18_megatron_deepspeed_is_launched_with_positions_that_are_right(folder, tmp_path, recipe, is_rotary):
+    settings = {"NODES": 32, "HOSTFILE": "many_hosts", "TRAINER": "megatron_deepspeed", "MEGATRON_PATH": tmp_path}
+    status, output = dry_run(folder, "deepspeed_hostfile", recipe, **settings, OUTPUT=tmp_path)
+    assert status == 0, output
+    assert ("--use-rotary-position-embeddings" in training_options(output, "pretrain_gpt.py")) == is_rotary
+    assert ("trains --data-impl mmap with learned positions" in output) != is_rotary
+
+
 @pytest.mark.integration
 @pytest.mark.parametrize("data_impl", ["bfp", "mmap"])
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import argparse
 import json
 import pickle
+import sys
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
@@ -14,7 +15,7 @@ from conftest import documents_of  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from megatron_bfp.attention_kernels import KERNELS, join_rows  # noqa: E402
-from megatron_bfp.errors import IntegrationError, OptionError  # noqa: E402
+from megatron_bfp.errors import IndexedDatasetError, IntegrationError, OptionError  # noqa: E402
 from megatron_bfp.index_building import build  # noqa: E402
 from megatron_bfp.index_format import IndexKey, index_directory  # noqa: E402
 from megatron_bfp.integrations import megatron_deepspeed  # noqa: E402
@@ -24,6 +25,7 @@ from megatron_bfp.samples import dense_attention_mask  # noqa: E402
 
 LENGTH = 16
 LENGTHS = [3, 40, 16, 1, 5, 5, 9, 33, 2, 1, 7, 12, 16, 17]
+PARTS_OF_TWO = ["0.5", "a", "0.5", "b"]
 
 
 def cu_seqlens_of(*lengths, length=LENGTH):
@@ -98,6 +100,52 @@ def test_a_split_without_documents_is_none_and_refused_in_a_blend(write_dataset)
         build_splits(dataset.prefix, "98,2,0", [1, 1, 1], LENGTH, 7, is_in_blend=True)
 
 
+@pytest.mark.parametrize("paths, is_in_blend", [(["text"], False), (["1", "text"], True), (PARTS_OF_TWO, True)])
+def test_options_reach_the_datasets_of_megatron_deepspeed_s_builder(monkeypatch, paths, is_in_blend):
+    import megatron_bfp.integrations.megatron_deepspeed_dataset as datasets
+
+    args = SimpleNamespace(data_path=paths, max_documents_per_sequence=3, padded_vocab_size=512)
+    calls = []
+    monkeypatch.setattr(megatron_deepspeed, "_options", lambda: args)
+    monkeypatch.setattr(datasets, "build_splits", lambda *rest, **keywords: calls.append((rest, keywords)))
+    build = megatron_deepspeed._build_packed_splits(None)
+    build("text", "bfp", "9,1,0", [4, 5, 6], 32, 7, True, data_cache_path="cache")
+    assert calls == [(("text", "9,1,0", [4, 5, 6], 32, 7, 3, "cache"), {"is_in_blend": is_in_blend, "vocab_size": 512})]
+
+
+def test_fault_A13_ids_outside_the_vocabulary_are_named(write_dataset, monkeypatch):
+    prefix = write_dataset(documents_of(LENGTHS)).prefix
+    last = sum(LENGTHS)
+    train, *_ = build_splits(prefix, "1,0,0", [1, 1, 1], LENGTH, 7, vocab_size=last + 1)
+    assert len(list(train)) == len(train)
+    reason = f"data.bin: document {len(LENGTHS) - 1} holds the token id {last}, the model's vocabulary ends at"
+    train, *_ = build_splits(prefix, "1,0,0", [1, 1, 1], LENGTH, 7, vocab_size=last)
+    with pytest.raises(IndexedDatasetError, match=reason):
+        list(train)
+    args = SimpleNamespace(data_path=[], max_documents_per_sequence=None, padded_vocab_size=last)
+    args.consumed_train_samples = args.consumed_valid_samples = 0
+    monkeypatch.setattr(megatron_deepspeed, "_options", lambda: args)
+    of_a_split = megatron_deepspeed._build_packed_split(None)
+    with pytest.raises(IndexedDatasetError, match=reason):
+        list(of_a_split("train", prefix, "bfp", "", 1, LENGTH, 7, True))
+    monkeypatch.setitem(sys.modules, "megatron", module_with("megatron", print_rank_0=lambda line: None))
+    for which in range(3):  # before training, from any split
+        splits = [None] * 3
+        splits[which] = train
+        with pytest.raises(IndexedDatasetError, match=reason):
+            megatron_deepspeed._say_what_is_active(lambda splits=splits: splits)()
+
+
+def test_fault_B15_datasets_are_summed_up_once_for_all_virtual_stages(packed, monkeypatch):
+    lines = []
+    args = SimpleNamespace(use_flash_attn=False, reset_position_ids=False)
+    monkeypatch.setattr(megatron_deepspeed, "_options", lambda: args)
+    monkeypatch.setitem(sys.modules, "megatron", module_with("megatron", print_rank_0=lines.append))
+    build = megatron_deepspeed._say_what_is_active(lambda: (packed, None, None))
+    assert build() == (packed, None, None) and len(lines) == 2
+    assert build() == (packed, None, None) and len(lines) == 2
+
+
 # batches
 
 
@@ -149,6 +197,23 @@ def test_a_micro_batch_without_targets_has_a_finite_loss_of_0():
         assert loss == 0 and losses.grad.tolist() == [[0.0] * LENGTH]
 
 
+@pytest.mark.parametrize("targets", [0, 1, 2, LENGTH])
+def test_a_micro_batch_with_a_target_has_its_loss_whatever_carries_it(targets):
+    mask = np.zeros((1, LENGTH), dtype=np.int64)
+    mask[0, 3 : 3 + targets] = 1
+    boundaries, loss_mask, _ = make_masks(receive([(LENGTH,)], mask), 0, False, False, False)
+    losses = torch.arange(LENGTH, dtype=torch.float32)[None] + 5
+    expected = losses[0, 3 : 3 + targets].mean() if targets else 0.0
+
+    def mean(losses):
+        return (losses * loss_mask).sum() / loss_mask.sum()
+
+    whole = model.no_loss_without_targets(lambda *arguments: (losses, []))
+    output, _ = whole(SimpleNamespace(post_process=True), None, None, boundaries, labels=torch.zeros(1, LENGTH))
+    piped = model.no_pipeline_loss_without_targets(lambda output, labels: mean(output))
+    assert mean(output) == pytest.approx(expected) and piped(losses, (None, loss_mask)) == pytest.approx(expected)
+
+
 def test_a_script_that_uses_batches_in_another_way_is_stopped():
     tokens = receive([(16,)], np.ones((1, LENGTH), dtype=np.int64))
     with pytest.raises(IntegrationError, match="a second batch before"):
@@ -175,6 +240,14 @@ def test_boundaries_are_prepared_once_for_a_micro_batch_and_anew_for_another():
     assert other.segments.boundaries == [0, 4, 16] and found.segments.boundaries == [0, 5, 16]
     tensor[0, 1] = 6
     assert model.boundaries_of(tensor).segments.boundaries == [0, 6, 16]
+    tensor[0, 1] = 7  # in the place of the latest that was asked for
+    assert model.boundaries_of(tensor).segments.boundaries == [0, 7, 16]
+    assert not model.boundaries_of(tensor).mask[0, 0, 6, 0] and model.boundaries_of(tensor).mask[0, 0, 7, 6]
+    row = boundaries_of_rows((5, 11), (4, 12))
+    assert model.boundaries_of(row[:1]).segments.boundaries == [0, 5, 16]
+    assert model.boundaries_of(row).segments.boundaries == [0, 5, 16, 20, 32]  # the same memory, another shape
+    row.copy_(boundaries_of_rows((1, 15), (2, 14)))
+    assert model.boundaries_of(row).segments.boundaries == [0, 1, 16, 18, 32]
     for wrong in (None, torch.ones(1, 1, LENGTH, LENGTH, dtype=torch.bool), boundaries_of_rows((4, 12)).long()):
         with pytest.raises(IntegrationError, match="attention got no document boundaries"):
             model.boundaries_of(wrong)
@@ -182,6 +255,8 @@ def test_boundaries_are_prepared_once_for_a_micro_batch_and_anew_for_another():
 
 class Attention:
     """Has the part of ParallelAttention that matters: [s, b, h] to its kernel and back."""
+
+    enable_ds_sequence_parallel = False
 
     def __init__(self, flash=None, heads=2):
         self.use_flash_attn, self.flash, self.heads = flash is not None, flash, heads
@@ -259,6 +334,105 @@ def test_recomputation_sees_the_boundaries_of_its_own_micro_batch(with_flash, us
         twin = states.detach().clone().requires_grad_()
         alone(twin, rows).square().sum().backward()
         assert torch.allclose(states.grad, twin.grad, atol=1e-5)
+
+
+def stock_table(length, head_size):
+    """Cosines and sines as Megatron-DeepSpeed's RotaryEmbedding gives them: [length, 1, 1, head size] each."""
+    angles = torch.arange(length)[:, None] * 10000.0 ** (-torch.arange(0, head_size, 2) / head_size)
+    angles = torch.cat((angles, angles), dim=-1)[:, None, None]
+    return angles.cos(), angles.sin()
+
+
+rotate = model.rotate_by_table(None)
+
+
+@pytest.mark.parametrize("rotated", [8, 4], ids=["whole heads", "half of each head"])
+def test_fault_B18_rotation_is_by_positions_and_relative(rotated):
+    """Pair (i, i + d / 2) of a head is a complex number, turned by its position's angle."""
+    torch.manual_seed(1)
+    tensor = torch.randn(LENGTH, 2, 3, 8, dtype=torch.float64)
+    table = [part.double() for part in stock_table(LENGTH + 5, rotated)]
+    found = rotate(tensor, table)
+    pairs = torch.complex(tensor[..., : rotated // 2], tensor[..., rotated // 2 : rotated])
+    speeds = 10000.0 ** (-torch.arange(0, rotated, 2, dtype=torch.float64) / rotated)
+    turns = torch.arange(LENGTH)[:, None, None, None] * speeds
+    turned = pairs * torch.complex(turns.cos(), turns.sin())
+    assert torch.allclose(found[..., :rotated], torch.cat((turned.real, turned.imag), dim=-1), atol=1e-6)
+    assert torch.equal(found[..., rotated:], tensor[..., rotated:])
+    # what a query makes of a key depends on the distance alone, so a document is the same at any offset
+    moved = [part[3:] for part in table]
+    scores = torch.einsum("qbhd,kbhd->bhqk", rotate(tensor, table), rotate(tensor, table))
+    shifted = torch.einsum("qbhd,kbhd->bhqk", rotate(tensor, moved), rotate(tensor, moved))
+    assert torch.allclose(scores, shifted, atol=1e-6)
+    assert not torch.allclose(scores, torch.einsum("qbhd,kbhd->bhqk", tensor, tensor), atol=1e-2)
+    with pytest.raises(IntegrationError, match="rotary positions came as a tensor"):
+        rotate(tensor, table[0])
+
+
+def test_fault_B18_a_table_of_another_length_or_precision_is_not_kept():
+    tensor = torch.randn(LENGTH, 1, 1, 8)
+    table = stock_table(LENGTH, 8)
+    whole = rotate(tensor, table)
+    assert torch.equal(rotate(tensor[:5], table), whole[:5])
+    assert torch.equal(rotate(tensor, table), whole)
+    assert torch.allclose(rotate(tensor, stock_table(2 * LENGTH, 8)), whole)
+    halves = rotate(tensor.bfloat16(), table)
+    assert halves.dtype == torch.bfloat16 and torch.allclose(halves.float(), whole, atol=5e-2)
+
+
+class Rotating(Attention):
+    """ParallelAttention as it takes rotary positions: one of a pair for queries, the other for keys."""
+
+    def forward(self, hidden_states, attention_mask, encoder_output=None, inference_params=None, rotary_pos_emb=None):
+        self.received = rotary_pos_emb
+        if not self.enable_ds_sequence_parallel:
+            of_queries, of_keys = rotary_pos_emb
+            hidden_states = rotate(hidden_states.unflatten(-1, (2, -1)), of_queries).flatten(2)
+            assert all(torch.equal(one, other) for one, other in zip(of_queries, of_keys, strict=True))
+        return super().forward(hidden_states, attention_mask)
+
+
+class AttendingAndRotating(Rotating):
+    forward = model.attend_inside_documents(Rotating.forward)
+
+
+def test_fault_B18_queries_and_keys_get_the_same_table():
+    table = stock_table(LENGTH, 4)
+    attention = AttendingAndRotating()
+    attention.enable_ds_sequence_parallel = False
+    attention.forward(torch.randn(LENGTH, 1, 8), boundaries_of_rows((5, 11)), rotary_pos_emb=table)
+    assert attention.received == (table, table)
+    attention.enable_ds_sequence_parallel = True  # DeepSpeed rotates there, by cosines and sines
+    attention.forward(torch.randn(LENGTH, 1, 8), boundaries_of_rows((5, 11)), rotary_pos_emb=table)
+    assert attention.received is table
+
+
+def test_fault_B18_a_pipeline_s_layers_get_the_table_too(monkeypatch):
+    class RotaryEmbedding:
+        def __init__(self, dim, theta):
+            self.dim, self.theta = dim, theta
+
+        def __call__(self, length):
+            assert self.theta == 5000
+            return list(stock_table(length, self.dim))
+
+    rotary = module_with("megatron.model.rotary_pos_embedding", RotaryEmbedding=RotaryEmbedding)
+    rotary.apply_rotary_pos_emb = lambda t, freqs: None
+    megatron_deepspeed.HOOKS["megatron.model.rotary_pos_embedding"](rotary)
+    assert rotary.apply_rotary_pos_emb.__qualname__.startswith("rotate_by_table")
+    args = SimpleNamespace(hidden_size=64, num_attention_heads=4, kv_channels=None, rotary_percent=0.5, rope_theta=5000)
+    args.params_dtype = torch.bfloat16
+    for name, module in (("megatron", ModuleType("megatron")), ("megatron.model", ModuleType("megatron.model"))):
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setitem(sys.modules, rotary.__name__, rotary)
+    monkeypatch.setattr(megatron_deepspeed, "_options", lambda: args)
+    megatron_deepspeed._keep_rotary_table(None)(LENGTH)
+    assert isinstance(args.rotary_pos_emb, tuple)
+    for kept, expected in zip(args.rotary_pos_emb, stock_table(LENGTH, 8), strict=True):
+        assert kept.dtype == torch.bfloat16 and torch.equal(kept, expected.bfloat16())
+    args.kv_channels = 8
+    megatron_deepspeed._keep_rotary_table(None)(LENGTH)
+    assert args.rotary_pos_emb[0].shape == (LENGTH, 1, 1, 4)
 
 
 def test_flash_attention_without_boundaries_or_for_other_tokens_is_stopped():
@@ -339,6 +513,81 @@ def module_with(name, **members):
     module = ModuleType(name)
     module.__dict__.update(members)
     return module
+
+
+@pytest.mark.parametrize(
+    "changed, is_refused",
+    [
+        ({}, True),
+        ({"deepspeed_activation_checkpointing": True}, False),
+        ({"no_pipeline_parallel": False}, False),
+        ({"recompute_granularity": "selective"}, False),
+        ({"use_rotary_position_embeddings": False}, False),
+    ],
+)
+def test_fault_B18_recomputation_that_cannot_save_the_rotary_table_is_refused(changed, is_refused):
+    rotary = {"use_rotary_position_embeddings": True, "recompute_granularity": "full", "no_pipeline_parallel": True}
+    rotary["deepspeed_activation_checkpointing"] = False
+    if is_refused:
+        with pytest.raises(OptionError, match="full needs --deepspeed-activation-checkpointing"):
+            megatron_deepspeed.check(options(**rotary | changed))
+    else:
+        megatron_deepspeed.check(options(**rotary | changed))
+
+
+@pytest.mark.parametrize("option", ["data_path", "train_data_path", "valid_data_path", "test_data_path"])
+@pytest.mark.parametrize(
+    "values, message",
+    [
+        ([part for number in range(255) for part in ("1", f"part{number}")], "of 255 corpora, .* 254 at the most"),
+        (["0", "a", "1", "b"], "weight of 0.0 for a"),
+        (["1", "a", "-1", "b"], "weight of -1.0 for b"),
+        (["1", "a", "nan", "b"], "weight of nan for b"),
+        (["1", "a", "inf", "b"], "weight of inf for b"),
+        (["0", "a"], "weight of 0.0 for a"),
+        (["a", "b"], "a b ...: give one prefix, or a weight before each"),
+        (["1", "a", "b"], "1 a b ...: give one prefix, or a weight before each"),
+    ],
+    ids=lambda value: " ".join(value)[:20] if isinstance(value, list) else "",
+)
+def test_fault_B04_blends_that_megatron_deepspeed_would_end_are_refused(option, values, message):
+    with pytest.raises(OptionError, match=message):
+        megatron_deepspeed.check_data_paths(argparse.Namespace(**{option: values}), 254)
+    megatron_deepspeed.check_data_paths(argparse.Namespace(**{option: PARTS_OF_TWO}), 254)
+    megatron_deepspeed.check_data_paths(argparse.Namespace(**{option: ["a"]}), 254)
+    megatron_deepspeed.check_data_paths(argparse.Namespace(**{option: ["1", "a"]}), 254)
+    megatron_deepspeed.check_data_paths(argparse.Namespace(**{option: None}), 254)
+
+
+def test_fault_B04_as_many_corpora_as_it_takes_are_fine():
+    most = [part for number in range(254) for part in ("1", f"part{number}")]
+    megatron_deepspeed.check_data_paths(argparse.Namespace(data_path=most), 254)
+    megatron_deepspeed.check_data_paths(argparse.Namespace(data_path=most + PARTS_OF_TWO), None)
+
+
+@pytest.mark.parametrize(
+    "body, most",
+    [
+        ("assert num_datasets < 255\n        dataset_index = np.zeros(self.size, dtype=np.uint8)", 254),
+        ("assert num_datasets < 32767\n        dataset_index = np.zeros(self.size, dtype=np.int16)", 32766),
+        ("dataset_index = np.zeros(self.size, dtype=np.int16)", 32767),
+        ("dataset_index = build(self.size)", None),
+    ],
+)
+def test_fault_B04_the_limit_is_that_of_its_own_code(tmp_path, monkeypatch, body, most):
+    folder = tmp_path / "megatron/data"
+    folder.mkdir(parents=True)
+    (folder / "blendable_dataset.py").write_text(f"class BlendableDataset:\n    def __init__(self):\n        {body}\n")
+    for name in ("megatron", "megatron.data", "megatron.data.blendable_dataset"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    for path in (tmp_path / "megatron", folder):
+        (path / "__init__.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    try:
+        assert megatron_deepspeed.most_corpora() == most
+    finally:
+        for name in ("megatron.data.blendable_dataset", "megatron.data", "megatron"):
+            sys.modules.pop(name, None)
 
 
 def test_data_impl_gets_one_choice_more():

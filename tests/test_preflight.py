@@ -19,6 +19,7 @@ from preflight import inspect  # noqa: E402
 from run_options import run_options  # noqa: E402
 from save_folder import smallest_checkpoint  # noqa: E402
 
+from megatron_bfp import IndexedDatasetError  # noqa: E402
 from megatron_bfp.index_building import build  # noqa: E402
 from megatron_bfp.index_format import IndexKey, cached_index_directory  # noqa: E402
 from megatron_bfp.indexed_dataset import IndexedDataset  # noqa: E402
@@ -34,7 +35,7 @@ def make_node(folder):
     dataset = write(folder / "data", documents_of([7, 40, 12, 64, 3, 30, 9, 21, 5, 11]))
     for first, end in ((0, 8), (8, 10)):
         build(dataset, IndexKey(64, first, end), f"{dataset.prefix}.bfp")
-    tokenizer = Tokenizer(models.BPE({"a": 0, "b": 1}, []))
+    tokenizer = Tokenizer(models.BPE({"a": 0, "b": 1} | {chr(0x100 + i): i for i in range(2, 203)}, []))
     tokenizer.add_special_tokens(["<eod>"])
     tokenizer.save(str(folder / "tokenizer.json"))
 
@@ -98,6 +99,25 @@ def test_equal_nodes_agree(nodes):
     statuses, outputs = preflight(nodes)
     assert statuses == [0, 0, 0], outputs
     assert outputs[0].startswith("preflight: 3 nodes agree: ") and "torch " in outputs[0] and outputs[1:] == ["", ""]
+
+
+def test_fault_A13_ids_outside_the_vocabulary_are_found(tmp_path):
+    from preflight import check_tokenizer
+    from tokenizers import Tokenizer, models
+
+    tokenizer = Tokenizer(models.BPE({chr(0x100 + i): i for i in range(128)}, []))
+    tokenizer.add_special_tokens(["<eod>"])  # 129 words: an embedding of 256 rows
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    write(tmp_path / "fine", [[5, 6], [7, 255]])
+    write(tmp_path / "other", [[5, 6], [7, 256]])
+    words = [*TRAINED, *EOD, "--tokenizer-model", str(tmp_path / "tokenizer.json"), "--data-path"]
+    words += [str(tmp_path / "fine"), str(tmp_path / "missing")]
+    assert check_tokenizer(run_options("pretrain_gpt", words))
+    trained = run_options("pretrain_gpt", [*words, str(tmp_path / "other")])
+    reason = "other.bin: document 1 holds the token id 256, the model's vocabulary ends at 255"
+    with pytest.raises(IndexedDatasetError, match=reason):
+        check_tokenizer(trained)
+    check_tokenizer(run_options("pretrain_gpt", [*words, str(tmp_path / "other"), "--make-vocab-size-div", "300"]))
 
 
 @pytest.mark.case(29)

@@ -9,51 +9,61 @@ import os
 import runpy
 import sys
 from collections.abc import Sequence
+from types import ModuleType
 
-from ..errors import IntegrationError, OptionError
+from ..errors import OptionError, UnsupportedMegatronError
 from . import megatron_deepspeed, megatron_lm
-from .hooks import AfterImport, Hook
+from .data_impl import OPTION, data_impls
+from .hooks import AfterImport, Hook, wait_for
+from .refusals import print_refusals_in_one_line, rank
 
-OPTION = "--data-impl"
-
-
-def data_impl(arguments: Sequence[str]) -> str | None:
-    """The value of ``--data-impl`` on a command line, as argparse takes it: the last one counts. None without it."""
-    value = None
-    for place, argument in enumerate(arguments):
-        if argument == OPTION and place + 1 < len(arguments):
-            value = arguments[place + 1]
-        elif argument.startswith(OPTION + "="):
-            value = argument.removeprefix(OPTION + "=")
-    return value
+MODULES_OF_OPTIONS = ("megatron.training.arguments", "megatron.arguments")
+"""Imported before options are parsed: in Megatron-LM, in Megatron-DeepSpeed."""
 
 
 def install() -> None:
     """Prepare this process for ``--data-impl bfp``, if that is on its command line; a second call does nothing.
 
-    Call it before anything of Megatron is imported.
+    Call it before anything of Megatron is imported. From then on an error of this package that ends the process is
+    printed as one line, on one rank where all ranks meet it.
 
     Raises:
-        IntegrationError: a module that it has to change was imported already.
+        UnsupportedMegatronError: a module that it has to change was imported already.
     """
-    hooks = _hooks_for(data_impl(getattr(sys, "argv", ())))
+    values = data_impls(getattr(sys, "argv", ()))
+    hooks = _hooks_for(values)
     if not hooks or any(isinstance(finder, AfterImport) for finder in sys.meta_path):
         return
+    if "bfp" in values:
+        print_refusals_in_one_line()
     too_late = sorted(hooks.keys() & sys.modules.keys())
     if too_late:
-        raise IntegrationError(
+        raise UnsupportedMegatronError(
             f"{too_late[0]} was imported before megatron_bfp.install(); make that the first line of the script"
         )
-    sys.meta_path.insert(0, AfterImport(hooks))
+    wait_for(hooks)
 
 
-def _hooks_for(value: str | None) -> dict[str, Hook]:
+def _hooks_for(values: list[str]) -> dict[str, Hook]:
     """Module name -> what to do with it."""
-    if value == "bfp":
+    if "bfp" in values and len(set(values)) > 1:
+        return dict.fromkeys(MODULES_OF_OPTIONS, _refuse_several(list(dict.fromkeys(values))))
+    if "bfp" in values:
         return megatron_lm.HOOKS | megatron_deepspeed.HOOKS
-    if value == "mmap":
+    if "mmap" in values:
         return megatron_lm.HOOKS_FOR_MMAP
     return {}
+
+
+def _refuse_several(values: list[str]) -> Hook:
+    """A hook that stops a Megatron before it parses its options. Not done in ``install``: other programs may mean
+    something else by these words, and the start-up file calls it for all of them."""
+
+    def refuse(_: ModuleType) -> None:
+        given = " and ".join(f"{OPTION} {value}" for value in values)
+        raise OptionError(f"{given} are both on the command line; leave out all but one")
+
+    return refuse
 
 
 def is_script(argument: str) -> bool:
@@ -69,13 +79,20 @@ def run_script(arguments: Sequence[str]) -> None:
 
     Raises:
         OptionError: there is no such script.
-        IntegrationError: as ``install``.
+        UnsupportedMegatronError: as ``install``.
     """
-    place = next(place for place, argument in enumerate(arguments) if is_script(argument))
-    script = arguments[place]
+    position = next(position for position, argument in enumerate(arguments) if is_script(argument))
+    script = arguments[position]
     if not os.path.isfile(script):
         raise OptionError(f"{script}: no such training script")
-    sys.argv[:] = [script, *arguments[:place], *arguments[place + 1 :]]
+    sys.argv[:] = [script, *arguments[:position], *arguments[position + 1 :]]
     sys.path[0] = os.path.dirname(os.path.abspath(script))
+    if not data_impls(sys.argv) and rank() == 0:
+        print(
+            f"megatron_bfp: there is no --data-impl bfp on the command line: {script} runs as it would without "
+            "megatron_bfp",
+            file=sys.stderr,
+            flush=True,
+        )
     install()
     runpy.run_path(script, run_name="__main__")

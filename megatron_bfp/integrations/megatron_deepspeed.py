@@ -1,20 +1,26 @@
 """``--data-impl bfp`` in Megatron-DeepSpeed.
 
 What is changed, in the order of a run: its options; the functions that make datasets; what a batch receives and the
-masks made of it; attention and the layers on the way to it; the loss of a micro-batch without targets. Its blends,
-samplers, parallelism and training loop stay as they are.
+masks made of it; rotary positions; attention and the layers on the way to it; the loss of a micro-batch without
+targets. Its blends, samplers, parallelism and training loop stay as they are.
 """
 
 import argparse
+import inspect
 import json
+import re
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from ..errors import IntegrationError, OptionError
+import numpy as np
+
+from ..blends import check_weights
+from ..errors import OptionError, UnsupportedMegatronError
 from ..packing import checked_seq_length
-from .hooks import Hook, replace
-from .summary import summary
+from .first_samples import read_first_samples
+from .hooks import Hook, check_hooks, replace
+from .summary import is_news, summary
 
 _OF_ANOTHER_KIND = "it is for samples of another kind; leave it out"
 
@@ -52,7 +58,7 @@ def _add_options(add_data_args: Callable) -> Callable:
         parser = add_data_args(parser)
         data_impl = next((action for action in parser._actions if "--data-impl" in action.option_strings), None)
         if data_impl is None:
-            raise IntegrationError("this Megatron-DeepSpeed has no --data-impl")
+            raise UnsupportedMegatronError("this Megatron-DeepSpeed has no --data-impl")
         data_impl.choices = [*(data_impl.choices or []), "bfp"]
         parser.add_argument_group(title="best-fit packing").add_argument(
             "--max-documents-per-sequence", type=int, help="with --data-impl bfp: a limit on a sequence's documents"
@@ -66,6 +72,8 @@ def _check_options(validate_args: Callable) -> Callable:
     def validate_and_check_args(args: argparse.Namespace, defaults: dict[str, Any] = {}) -> Any:  # noqa: B006
         args = validate_args(args, defaults)
         check(args)
+        check_data_paths(args, most_corpora())
+        check_hooks(HOOKS)
         return args
 
     return validate_and_check_args
@@ -104,11 +112,67 @@ def check(args: argparse.Namespace) -> None:
             "DeepSpeed's sequence parallelism needs --use-flash-attn-v2 with --data-impl bfp: without it, it passes no "
             "mask on to attention"
         )
+    if _saves_rotary_table(args):
+        raise OptionError(
+            "--use-rotary-position-embeddings with --recompute-granularity full needs "
+            "--deepspeed-activation-checkpointing: Megatron-DeepSpeed's own recomputation cannot save its table"
+        )
     if _has_curriculum(args):
         raise OptionError(
             f"{args.deepspeed_config}: curriculum_learning cannot be used with --data-impl bfp: it cuts samples after "
             "they were packed"
         )
+
+
+def _saves_rotary_table(args: argparse.Namespace) -> bool:
+    """Whether rotary positions would go through Megatron-DeepSpeed's own recomputation, which saves tensors alone."""
+    return (
+        getattr(args, "use_rotary_position_embeddings", False)
+        and getattr(args, "recompute_granularity", None) == "full"
+        and getattr(args, "no_pipeline_parallel", False)
+        and not getattr(args, "deepspeed_activation_checkpointing", False)
+    )
+
+
+def most_corpora() -> int | None:
+    """How many corpora this Megatron-DeepSpeed blends, as its own code says: by an assertion, or by the dtype of their
+    numbers. None where it says neither."""
+    from megatron.data.blendable_dataset import BlendableDataset
+
+    source = inspect.getsource(BlendableDataset)
+    asserted = re.search(r"assert num_datasets < (\d+)", source)
+    if asserted:
+        return int(asserted[1]) - 1
+    dtype = re.search(r"dataset_index = np\.zeros\(self\.size, dtype=np\.(u?int\d+)\)", source)
+    return int(np.iinfo(dtype[1]).max) if dtype else None
+
+
+def check_data_paths(args: argparse.Namespace, most: int | None) -> None:
+    """Refuse blends that Megatron-DeepSpeed would end with an assertion, after it has made the model.
+
+    Args:
+        args: Megatron-DeepSpeed's options.
+        most: corpora in a blend; None for no limit.
+
+    Raises:
+        OptionError: a blend has too many corpora, a weight that is not above 0, or no weight for one of them.
+    """
+    for attribute in ("data_path", "train_data_path", "valid_data_path", "test_data_path"):
+        option, values = f"--{attribute.replace('_', '-')}", getattr(args, attribute, None) or []
+        if len(values) < 2:
+            continue
+        try:
+            weights = list(map(float, values[::2]))
+        except ValueError:
+            weights = []
+        if len(values) % 2 or not weights:
+            raise OptionError(f"{option} {' '.join(values[:4])} ...: give one prefix, or a weight before each prefix")
+        if most is not None and len(weights) > most:
+            raise OptionError(
+                f"{option}: a blend of {len(weights):,} corpora, Megatron-DeepSpeed blends {most:,} at the most; join "
+                "some of them with megatron-bfp-preprocess --merge"
+            )
+        check_weights(values[1::2], weights)
 
 
 def _has_curriculum(args: argparse.Namespace) -> bool:
@@ -154,6 +218,7 @@ def _build_packed_splits(_: Callable) -> Callable:
             args.max_documents_per_sequence,
             data_cache_path,
             is_in_blend=len(args.data_path) > 1,
+            vocab_size=args.padded_vocab_size,
         )
 
     return build_packed_splits
@@ -177,9 +242,10 @@ def _build_packed_split(_: Callable) -> Callable:
         from .megatron_deepspeed_dataset import build_dataset
 
         dataset = IndexedDataset(data_prefix)
-        cap = _options().max_documents_per_sequence  # the dataset is a split by itself: all of its documents
+        args = _options()
+        cap = args.max_documents_per_sequence  # the dataset is a split by itself: all of its documents
         key = IndexKey.for_split(dataset.num_documents, seq_length, None, max_documents_per_sequence=cap)
-        packed = build_dataset(dataset, key, num_samples, seed, data_cache_path)
+        packed = build_dataset(dataset, key, num_samples, seed, data_cache_path, args.padded_vocab_size)
         if packed is None:
             raise OptionError(f"{data_prefix}: has no tokens; take it out of --{dataset_name}-data-path")
         return packed
@@ -191,9 +257,13 @@ def _say_what_is_active(build: Callable) -> Callable:
     def build_and_say(*arguments: Any, **keywords: Any) -> tuple:
         from megatron import print_rank_0
 
-        datasets = build(*arguments, **keywords)
-        for line in description(_options(), datasets):
-            print_rank_0(line)
+        datasets, args = build(*arguments, **keywords), _options()
+        consumed = (getattr(args, "consumed_train_samples", 0), getattr(args, "consumed_valid_samples", 0), 0)
+        for dataset, first in zip(datasets, consumed, strict=True):
+            read_first_samples(dataset, first)
+        if is_news([part for dataset in datasets if dataset is not None for part in _parts(dataset)]):
+            for line in description(args, datasets):
+                print_rank_0(line)
         return datasets
 
     return build_and_say
@@ -208,7 +278,7 @@ def description(args: argparse.Namespace, datasets: tuple) -> list[str]:
     lines = []
     for name, dataset in zip(("train", "valid", "test"), datasets, strict=True):
         if dataset is not None:
-            lines.append(f"best-fit packing: {name}: {summary(getattr(dataset, 'datasets', [dataset]))}")
+            lines.append(f"best-fit packing: {name}: {summary(_parts(dataset))}")
     versions = [f"megatron_bfp {__version__}", f"DeepSpeed {version('deepspeed')}", f"torch {version('torch')}"]
     kernel = "torch's softmax with a mask"
     if args.use_flash_attn:
@@ -223,9 +293,14 @@ def description(args: argparse.Namespace, datasets: tuple) -> list[str]:
     return lines
 
 
+def _parts(dataset: Any) -> list[Any]:
+    """The packed datasets of a split."""
+    return getattr(dataset, "datasets", [dataset])
+
+
 def _change_arguments(module: ModuleType) -> None:
     if not hasattr(module, "_add_zero_args"):
-        raise IntegrationError(
+        raise UnsupportedMegatronError(
             "this Megatron-LM is too old for --data-impl bfp: it needs --dataloader-inter-document-masking, which came "
             "with megatron-core 0.19"
         )
@@ -246,6 +321,27 @@ def _change_masks(module: ModuleType) -> None:
 
     parameters = "data, eod_token, reset_position_ids, reset_attention_mask, eod_mask_loss, skip_mask"
     replace(module, "get_ltor_masks_and_position_ids", parameters, masks_from_boundaries)
+    replace(module, "update_rotary_pos_emb", "seq_length", _keep_rotary_table)
+
+
+def _keep_rotary_table(_: Callable) -> Callable:
+    """What a pipeline's layers rotate by. Megatron-DeepSpeed's own function takes the pair for a tensor, and stops."""
+
+    def update_rotary_pos_emb(seq_length: int) -> None:
+        from megatron.model.rotary_pos_embedding import RotaryEmbedding
+
+        args = _options()
+        head_size = args.hidden_size // args.num_attention_heads if args.kv_channels is None else args.kv_channels
+        cosines, sines = RotaryEmbedding(int(head_size * args.rotary_percent), theta=args.rope_theta)(seq_length)
+        args.rotary_pos_emb = cosines.to(args.params_dtype), sines.to(args.params_dtype)
+
+    return update_rotary_pos_emb
+
+
+def _change_rotation(module: ModuleType) -> None:
+    from .megatron_deepspeed_model import rotate_by_table
+
+    replace(module, "apply_rotary_pos_emb", "t, freqs", rotate_by_table)
 
 
 def _change_datasets(module: ModuleType) -> None:
@@ -298,6 +394,7 @@ HOOKS: dict[str, Hook] = {
     "megatron.core.tensor_parallel": _change_batches,
     "megatron.utils": _change_masks,
     "megatron.data.gpt_dataset": _change_datasets,
+    "megatron.model.rotary_pos_embedding": _change_rotation,
     "megatron.model.transformer": _change_layers,
     "megatron.model.language_model": _change_embedding,
     "megatron.model.gpt_model": _change_loss,

@@ -37,13 +37,21 @@ class PackedDataset:
         sequence_index: its sequences; at least one.
         num_samples: samples that will be asked for.
         seed: the run's seed.
+        vocab_size: rows of the model's embedding: a sample with another id is an error. None takes any id.
 
     Attributes:
         desc: what determines the samples, for Megatron-DeepSpeed's cache of blends.
     """
 
-    def __init__(self, dataset: IndexedDataset, sequence_index: SequenceIndex, num_samples: int, seed: int) -> None:
-        self.dataset, self.sequence_index, self.seed = dataset, sequence_index, seed
+    def __init__(
+        self,
+        dataset: IndexedDataset,
+        sequence_index: SequenceIndex,
+        num_samples: int,
+        seed: int,
+        vocab_size: int | None = None,
+    ) -> None:
+        self.dataset, self.sequence_index, self.seed, self.vocab_size = dataset, sequence_index, seed, vocab_size
         self.num_samples = max(1, num_samples)
         self.desc = f"megatron_bfp {dataset.prefix} {sequence_index.key.name} {sequence_index.idx_sha256} seed {seed}"
 
@@ -57,12 +65,14 @@ class PackedDataset:
 
         Raises:
             IndexError: there is no such sample.
+            IndexedDatasetError: the data is damaged, or an id is not in the vocabulary.
         """
         idx = operator.index(idx)
         if not 0 <= idx < len(self):
             raise IndexError(f"{self.dataset.prefix}: sample {idx} is not in [0, {len(self)})")
         sequence = self.sequence_index.sequence_of(idx, self.seed)
-        sample = build_sample(self.dataset, self.sequence_index.positions(sequence), self.sequence_index.key.seq_length)
+        positions = self.sequence_index.positions(sequence)
+        sample = build_sample(self.dataset, positions, self.sequence_index.key.seq_length, vocab_size=self.vocab_size)
         return {
             "text": np.append(sample.tokens, sample.labels[-1]),
             "cu_seqlens": sample.cu_seqlens.astype(np.int64),
@@ -79,6 +89,7 @@ def build_splits(
     max_documents_per_sequence: int | None = None,
     cache_path: str | None = None,
     is_in_blend: bool = False,
+    vocab_size: int | None = None,
 ) -> tuple[PackedDataset | None, PackedDataset | None, PackedDataset | None]:
     """The train, valid and test datasets of one prefix.
 
@@ -86,6 +97,7 @@ def build_splits(
         split: Megatron-DeepSpeed's ``--split``, its numbers separated by commas or slashes.
         num_samples: for each split.
         is_in_blend: a split without tokens is an error, as blends have a weight for every dataset.
+        vocab_size: rows of the model's embedding; None to take any id.
 
     Returns:
         None for a split without a share or without tokens.
@@ -100,7 +112,7 @@ def build_splits(
         packed, shares = None, split.replace("/", ",")
         key = IndexKey.for_split(dataset.num_documents, seq_length, shares, name, max_documents_per_sequence)
         if key is not None:
-            packed = build_dataset(dataset, key, wanted, seed, cache_path)
+            packed = build_dataset(dataset, key, wanted, seed, cache_path, vocab_size)
             if packed is None and is_in_blend:
                 raise OptionError(
                     f"{prefix}: the {name} split, documents {key.first_document} to {key.end_document} of "
@@ -111,7 +123,12 @@ def build_splits(
 
 
 def build_dataset(
-    dataset: IndexedDataset, key: IndexKey, num_samples: int, seed: int, cache_path: str | None = None
+    dataset: IndexedDataset,
+    key: IndexKey,
+    num_samples: int,
+    seed: int,
+    cache_path: str | None = None,
+    vocab_size: int | None = None,
 ) -> PackedDataset | None:
     """The samples of a range of documents, whose index is opened, or built where it is missing; None without tokens.
 
@@ -125,4 +142,4 @@ def build_dataset(
     if not len(index):
         logger.warning("%s: documents %d to %d have no tokens", dataset.prefix, key.first_document, key.end_document)
         return None
-    return PackedDataset(dataset, index, num_samples, seed)
+    return PackedDataset(dataset, index, num_samples, seed, vocab_size)

@@ -199,11 +199,32 @@ def attend_inside_documents(forward: Callable) -> Callable:
         rotary_pos_emb: Any = None,
     ) -> tuple[Tensor, Tensor | None]:
         boundaries = boundaries_of(attention_mask)
+        if rotary_pos_emb is not None and not self.enable_ds_sequence_parallel:
+            rotary_pos_emb = (rotary_pos_emb, rotary_pos_emb)  # one table for queries, one for keys
         mask = None if self.use_flash_attn else boundaries.mask
         with _attending(boundaries):
             return forward(self, hidden_states, mask, encoder_output, inference_params, rotary_pos_emb)
 
     return attention_forward
+
+
+def rotate_by_table(_: Callable) -> Callable:
+    """``apply_rotary_pos_emb``: rotate by the positions of the whole sequence.
+
+    Megatron-DeepSpeed's RotaryEmbedding gives cosines and sines, of which its own function takes one for queries and
+    the other for keys, as angles. Under DeepSpeed's sequence parallelism DeepSpeed rotates, by both.
+    """
+
+    def apply_rotary_pos_emb(t: Tensor, freqs: tuple[Tensor, Tensor]) -> Tensor:
+        if isinstance(freqs, Tensor):
+            raise IntegrationError("rotary positions came as a tensor, not as cosines and sines of each position")
+        cosines, sines = (table[: t.shape[0]].to(t.dtype) for table in freqs)
+        rotated, kept = t[..., : cosines.shape[-1]], t[..., cosines.shape[-1] :]
+        first, second = rotated.chunk(2, dim=-1)
+        rotated = rotated * cosines + torch.cat((-second, first), dim=-1) * sines
+        return torch.cat((rotated, kept), dim=-1)
+
+    return apply_rotary_pos_emb
 
 
 def attend_with_varlen_kernel(_: Callable) -> Callable:

@@ -1,8 +1,9 @@
 """``--data-impl bfp`` in Megatron-LM, for releases with ``--dataloader-inter-document-masking`` (core 0.19 and later).
 
 Megatron-LM knows everything that packed samples need: with that option its batches carry cu_seqlens through tensor
-and pipeline parallelism to the attention kernel. So three functions are enough to change: the options are declared,
-checked, and lead to ``BFPGPTDataset`` where a script asks the dataset builder for ``GPTDataset``.
+and pipeline parallelism to the attention kernel. So a few functions are enough to change: the options are declared,
+checked, and lead to ``BFPGPTDataset`` where a script asks the dataset builder for ``GPTDataset``; a split without
+samples is not evaluated.
 """
 
 import argparse
@@ -12,10 +13,14 @@ from dataclasses import fields
 from types import ModuleType
 from typing import Any
 
-from ..errors import IntegrationError, OptionError
+from ..blends import check_weights
+from ..errors import BFPError, OptionError, UnsupportedMegatronError
 from ..packing import checked_seq_length
-from .hooks import Hook, replace
-from .summary import summary
+from .data_impl import without_data_impl
+from .first_samples import read_first_samples
+from .hooks import Hook, check_hooks, replace
+from .refusals import raise_together
+from .summary import is_news, summary
 
 OLDEST = "megatron-core 0.19"
 
@@ -58,9 +63,12 @@ def _check_options(validate_args: Callable) -> Callable:
         if args.data_impl != "bfp":
             return validate_args(args, defaults)
         check(args)
+        check_hooks(HOOKS)
         args.dataloader_inter_document_masking = True
         result = validate_args(args, defaults)
-        if args.micro_batch_size > 1 and args.pipeline_model_parallel_size > 1:
+        # validate_args gives evaluation the micro-batch size of training where it has none of its own
+        largest = max(args.micro_batch_size, getattr(args, "eval_micro_batch_size", None) or 1)
+        if largest > 1 and args.pipeline_model_parallel_size > 1:
             _let_stages_tell_shapes(args)
         return result
 
@@ -71,11 +79,11 @@ def check(args: argparse.Namespace) -> None:
     """Refuse what packed samples cannot be trained with.
 
     Raises:
-        IntegrationError: this Megatron-LM is too old.
+        UnsupportedMegatronError: this Megatron-LM is too old.
         OptionError: an option cannot be honoured.
     """
     if not hasattr(args, "dataloader_inter_document_masking"):
-        raise IntegrationError(
+        raise UnsupportedMegatronError(
             f"this Megatron-LM has no --dataloader-inter-document-masking, which --data-impl bfp needs; it came with "
             f"{OLDEST}"
         )
@@ -94,6 +102,30 @@ def check(args: argparse.Namespace) -> None:
             f"--dataloader-type {args.dataloader_type} cannot be used with --data-impl bfp: the order of samples would "
             "depend on the data-parallel size; leave it out, packed samples are shuffled anyway"
         )
+    for attribute in ("data_path", "train_data_path", "valid_data_path", "test_data_path"):
+        _check_data_path(f"--{attribute.replace('_', '-')}", getattr(args, attribute, None) or [])
+
+
+def _check_data_path(option: str, values: list[str]) -> None:
+    """Refuse a blend that Megatron-LM would end with an assertion while it takes it apart.
+
+    Raises:
+        OptionError: weights and prefixes do not take turns, or a weight is not above 0.
+    """
+    weights = list(map(_as_number, values[::2]))
+    if len(values) % 2 or all(weight is None for weight in weights):
+        return  # prefixes alone
+    if None in weights:
+        wrong = values[2 * weights.index(None)]
+        raise OptionError(f"{option}: {wrong} stands where a weight is expected; give one before each prefix, or none")
+    check_weights(values[1::2], weights)
+
+
+def _as_number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
 
 
 def _let_stages_tell_shapes(args: argparse.Namespace) -> None:
@@ -108,7 +140,8 @@ def _let_stages_tell_shapes(args: argparse.Namespace) -> None:
         if args.num_experts:
             raise OptionError(
                 "--moe-token-dispatcher-type allgather cannot be used with --data-impl bfp, pipeline parallelism and "
-                "--micro-batch-size above 1: give --moe-token-dispatcher-type alltoall or --micro-batch-size 1"
+                "--micro-batch-size or --eval-micro-batch-size above 1: give --moe-token-dispatcher-type alltoall, or "
+                "1 for both"
             )
         args.moe_token_dispatcher_type = "alltoall"  # checked by Megatron-LM even where there are no experts
 
@@ -119,15 +152,19 @@ def _choose_dataset(initialize: Callable) -> Callable:
     ) -> None:
         args = _options()
         if args is not None:
-            cls, config = packed(cls, config, args.max_documents_per_sequence)
+            vocab_size = getattr(args, "padded_vocab_size", None)
+            cls, config = packed(cls, config, args.max_documents_per_sequence, vocab_size)
             is_built_on_rank = _reads_batches
         initialize(self, cls, sizes, is_built_on_rank, config)
 
     return initialize_with_packed_samples
 
 
-def packed(cls: type, config: Any, max_documents_per_sequence: int | None) -> tuple[type, Any]:
+def packed(cls: type, config: Any, max_documents_per_sequence: int | None, vocab_size: int | None) -> tuple[type, Any]:
     """The dataset class and its config that take the place of GPTDataset and GPTDatasetConfig.
+
+    Args:
+        vocab_size: rows of the model's embedding, with its padding.
 
     Raises:
         OptionError: the script asks for another kind of dataset, or an option cannot be honoured.
@@ -143,6 +180,7 @@ def packed(cls: type, config: Any, max_documents_per_sequence: int | None) -> tu
         )
     settings = {field.name: getattr(config, field.name) for field in fields(config) if field.init}
     settings["max_documents_per_sequence"] = max_documents_per_sequence
+    settings["model_vocab_size"] = vocab_size
     return BFPGPTDataset, BFPGPTDatasetConfig(**settings)
 
 
@@ -175,11 +213,42 @@ def _say_what_is_active(build: Callable) -> Callable:
     def build_and_say(self: Any) -> list[Any]:
         datasets = build(self)
         args = _options()
-        if args is not None:
+        if args is None:
+            return datasets
+        error = None
+        try:
+            datasets = _without_empty_splits(args, datasets)
+            _read_first_samples(args, datasets)
+        except BFPError as found:
+            error = found
+        raise_together(error)  # most ranks have no datasets
+        if is_news([part for dataset in datasets for part in _parts(dataset)]):
             _say(args, datasets)
         return datasets
 
     return build_and_say
+
+
+def _without_empty_splits(args: argparse.Namespace, datasets: list[Any]) -> list[Any]:
+    """None in the place of a split without samples, for which Megatron-LM has no sampler.
+
+    Raises:
+        OptionError: it is the training split, or one of several validation sets.
+    """
+    for dataset in datasets[1] if isinstance(datasets[1], list) else []:
+        if dataset is not None and not len(dataset):
+            raise OptionError(f"{dataset.dataset_path}: has no tokens; take it out of the validation sets")
+    empty = [dataset is not None and not len(dataset) for dataset in datasets]
+    if empty[0] and not getattr(args, "skip_train", False):
+        raise OptionError("the train split has no tokens; change --split or the data paths")
+    return [None if is_empty else dataset for dataset, is_empty in zip(datasets, empty, strict=True)]
+
+
+def _read_first_samples(args: argparse.Namespace, datasets: list[Any]) -> None:
+    consumed = (getattr(args, "consumed_train_samples", 0), getattr(args, "consumed_valid_samples", 0), 0)
+    for dataset, first in zip(datasets, consumed, strict=True):
+        for part in dataset if isinstance(dataset, list) else [dataset]:
+            read_first_samples(part, first)
 
 
 def _say(args: argparse.Namespace, datasets: list[Any]) -> None:
@@ -226,19 +295,47 @@ def _change_builder(module: ModuleType) -> None:
     replace(builder, "build", "self", _say_what_is_active)
 
 
+def _change_loaders(module: ModuleType) -> None:
+    replace(
+        module,
+        "build_train_valid_test_data_loaders",
+        "build_train_valid_test_datasets_provider",
+        _evaluate_no_empty_split,
+    )
+
+
+def _evaluate_no_empty_split(build_loaders: Callable) -> Callable:
+    """Let Megatron-LM train without a valid split. It notices that there is no test split, but takes its list of
+    validation sets for one that is there, whatever is in it."""
+
+    def build_loaders_that_are_there(provider: Callable) -> tuple[Any, Any, Any]:
+        train, valid, test = build_loaders(provider)
+        args = _options()
+        if args is not None and not _on_all_ranks(any(loader is not None for loader in valid or ())):
+            args.do_valid, valid = 0, None
+        return train, valid, test
+
+    return build_loaders_that_are_there
+
+
+def _on_all_ranks(of_first_rank: bool) -> bool:
+    """What rank 0 says, as only the first rank of a tensor-parallel group has loaders."""
+    import torch
+
+    flag = torch.tensor([int(of_first_rank)], dtype=torch.long, device="cuda")
+    torch.distributed.broadcast(flag, 0)
+    return bool(flag.item())
+
+
 def _take_off_data_impl(_: ModuleType) -> None:
     """Remove ``--data-impl mmap``, which Megatron-LM does not know, from the command line."""
-    kept, skip = [], False
-    for argument in sys.argv:
-        if not skip and argument != "--data-impl" and not argument.startswith("--data-impl="):
-            kept.append(argument)
-        skip = argument == "--data-impl"
-    sys.argv[:] = kept
+    sys.argv[:] = without_data_impl(sys.argv)
 
 
 HOOKS: dict[str, Hook] = {
     "megatron.training.arguments": _change_arguments,
     "megatron.core.datasets.blended_megatron_dataset_builder": _change_builder,
+    "megatron.training.training": _change_loaders,
 }
 
 HOOKS_FOR_MMAP: dict[str, Hook] = {"megatron.training.arguments": _take_off_data_impl}

@@ -14,7 +14,7 @@ from ..files import write_whole
 NAME = "megatron_bfp.pth"
 
 LINE = (
-    "import sys; any(argument.startswith('--data-impl') for argument in getattr(sys, 'argv', ())) and "
+    "import sys; any(argument.startswith('--data-i') for argument in getattr(sys, 'argv', ())) and "
     "__import__('importlib.util').util.find_spec('megatron_bfp') and "
     "__import__('megatron_bfp.integrations.activation').integrations.activation.install()\n"
 )

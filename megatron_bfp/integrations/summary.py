@@ -15,3 +15,16 @@ def summary(datasets: list[Any]) -> str:
         f"{places} ({built:,} built, {len(indexes) - built:,} opened), {sequences:,} sequences, "
         f"padding {100 * padding / max(1, positions):.3f} %"
     )
+
+
+_seen: set[tuple] = set()
+
+
+def is_news(datasets: list[Any]) -> bool:
+    """Whether datasets were not asked about before: a model of several virtual pipeline stages builds the same ones
+    for each."""
+    key = tuple((index.path, index.key.name) for index in (dataset.sequence_index for dataset in datasets))
+    if key in _seen:
+        return False
+    _seen.add(key)
+    return True

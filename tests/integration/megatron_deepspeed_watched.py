@@ -71,11 +71,39 @@ if what == "batches":
 stock = {}
 """(class, "forward") -> the function that was there before our hooks."""
 
+rotation = {}
+"""Megatron-DeepSpeed's own module of rotary positions and its function, and the module that calls it."""
+
+
+def with_angles(forward):
+    """The stock attention, given the angles that its own rotation is written for in place of cosines and sines."""
+    import torch
+
+    def attention_forward(self, states, mask, encoder_output=None, inference_params=None, rotary_pos_emb=None):
+        if rotary_pos_emb is not None:
+            cosines, sines = rotary_pos_emb
+            rotary_pos_emb = (torch.atan2(sines.float(), cosines.float()),) * 2
+        return forward(self, states, mask, encoder_output, inference_params, rotary_pos_emb)
+
+    return attention_forward
+
+
+def rotate_as_stock(tensor, angles):
+    rotation["module"].cos_cached = None  # it keeps the first table that it sees
+    return rotation["apply"](tensor, angles)
+
+
 if what == "alone":
+
+    @after_hook("megatron.model.rotary_pos_embedding")
+    def remember_rotation(module):
+        rotation.update(module=module, apply=module.apply_rotary_pos_emb)
+        yield
 
     @after_hook("megatron.model.transformer")
     def remember_attention(module):
-        stock[module.ParallelAttention] = module.ParallelAttention.forward
+        rotation["caller"] = module
+        stock[module.ParallelAttention] = with_angles(module.ParallelAttention.forward)
         stock[module.FlashSelfAttention] = module.FlashSelfAttention.forward
         yield
 
@@ -110,6 +138,7 @@ def alone(model, received, micro_batch):
     args, total, targets = get_args(), 0.0, 0
     first = args.micro_batch_size * (micro_batch * mpu.get_data_parallel_world_size() + mpu.get_data_parallel_rank())
     changed = {owner: owner.forward for owner in stock}
+    rotate, rotation["caller"].apply_rotary_pos_emb = rotation["caller"].apply_rotary_pos_emb, rotate_as_stock
     try:
         for owner, forward in stock.items():
             owner.forward = forward
@@ -131,6 +160,7 @@ def alone(model, received, micro_batch):
                 start = end
             assert not received[row, start:].any()
     finally:
+        rotation["caller"].apply_rotary_pos_emb = rotate
         for owner, forward in changed.items():
             owner.forward = forward
     say(alone=total, targets=targets)

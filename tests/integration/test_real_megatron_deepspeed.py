@@ -42,6 +42,7 @@ OPTIONS = """--num-layers 3 --hidden-size 64 --num-attention-heads 4 --seq-lengt
 PACKED = ["--data-impl", "bfp"]
 ALONG = ["--no-pipeline-parallel"]
 FLASH = ["--bf16", "--use-flash-attn-v2"]
+ROTARY = ["--use-rotary-position-embeddings"]
 
 
 @pytest.fixture(scope="module")
@@ -316,6 +317,8 @@ RUNS = {
     "no targets, pipeline": (PACKED, {"data": "short", "split": "1,0,0", "micro_batch": 1}),
     "separate": ([*PACKED, *ALONG, "--train-data-path", "text"], {"data": ""}),
     "refused": ([*PACKED, *ALONG, "--dataloader-type", "cyclic"], {}),
+    "rotary": ([*PACKED, *ALONG, *ROTARY], {"data": "part0"}),
+    "rotary, pipeline": ([*PACKED, *ROTARY], {"data": "part0"}),
 }
 """Options and keywords of runs that differ in the functions they need."""
 
@@ -354,6 +357,8 @@ def what_happens(checkout, corpus):
         ("ParallelTransformerLayerPipe.forward", "pipeline"),
         ("GPTModel.forward", "no targets"),
         ("gpt_model.CrossEntropy", "no targets, pipeline"),
+        ("rotary_pos_embedding.apply_rotary_pos_emb", "rotary"),
+        ("utils.update_rotary_pos_emb", "rotary, pipeline"),
     ],
 )
 def test_each_hook_is_needed(what_happens, function, name):
@@ -366,3 +371,64 @@ def test_what_cannot_be_honoured_is_refused_in_one_line(checkout, corpus):
     status, output = launch(checkout, corpus, *PACKED, *ALONG, "--random-ltd")
     assert status != 0 and not STEP.findall(output)
     assert "--random-ltd cannot be used with --data-impl bfp: it drops tokens" in output
+
+
+def test_fault_B18_rotary_positions_are_those_of_the_documents_alone(checkout, corpus):
+    options = {"data": "part0", "iters": 2}  # documents of at most 40 tokens, at any offset
+    steps, output = train(checkout, corpus, *PACKED, *ALONG, *ROTARY, watched="alone", **options)
+    means = [part["alone"] / part["targets"] for part in watched(output)]
+    assert len(means) == 4 and losses(steps)[0] == pytest.approx(sum(means) / 4, rel=2e-6)
+    learned, _ = train(checkout, corpus, *PACKED, *ALONG, **options)
+    assert losses(learned)[1] != pytest.approx(losses(steps)[1], abs=1e-4)
+    piped, _ = train(checkout, corpus, *PACKED, *ROTARY, **options)
+    assert losses(piped) == pytest.approx(losses(steps), abs=5e-6)
+    saving = ["--recompute-granularity", "full", "--recompute-method", "uniform"]
+    again, _ = train(
+        checkout, corpus, *PACKED, *ALONG, *ROTARY, *saving, "--deepspeed-activation-checkpointing", **options
+    )
+    assert losses(again) == losses(steps)
+    status, output = launch(checkout, corpus, *PACKED, *ALONG, *ROTARY, *saving, **options)
+    assert status != 0 and "full needs --deepspeed-activation-checkpointing" in output
+
+
+def test_fault_B18_rotary_positions_are_right_under_sequence_parallelism(checkout, corpus):
+    options = {"data": "part0", "iters": 2}
+    one, _ = train(checkout, corpus, *PACKED, *ALONG, *FLASH, *ROTARY, **options)
+    ulysses = ["--ds-sequence-parallel-size", 2]
+    two, _ = train(checkout, corpus, *PACKED, *ALONG, *FLASH, *ROTARY, *ulysses, ranks=2, **options)
+    assert losses(two) == pytest.approx(losses(one), abs=2e-3)
+
+
+@pytest.mark.parametrize("script", [None, "with_install.py"])
+def test_fault_A07_two_values_of_data_impl_are_refused_in_megatron_deepspeed(checkout, corpus, script):
+    script = script and [checkout / script]
+    status, output = launch(checkout, corpus, *PACKED, "--data-impl", "mmap", *ALONG, script=script, ranks=2)
+    assert status != 0 and not STEP.findall(output)
+    assert output.count("--data-impl bfp and --data-impl mmap are both on the command line") == 1
+
+
+@pytest.mark.parametrize(
+    "data, message",
+    [
+        (
+            " ".join(f"1 part{number % 3}" for number in range(255)),
+            "a blend of 255 corpora, Megatron-DeepSpeed blends 254",
+        ),
+        ("0.5 part0 0 part1", "a blend's weight of 0.0 for part1"),
+        ("0.5 part0 nan part1", "a blend's weight of nan for part1"),
+        ("part0 part1", "give one prefix, or a weight before each prefix"),
+    ],
+    ids=["255", "0", "nan", "none"],
+)
+def test_fault_B04_a_blend_that_cannot_be_is_one_line_in_megatron_deepspeed(checkout, corpus, data, message):
+    status, output = launch(
+        checkout, corpus, *PACKED, *ALONG, script=[checkout / "with_install.py"], data=data, ranks=2
+    )
+    assert status != 0 and output.count(message) == 1 and "building" not in output and "Traceback" not in output
+
+
+def test_fault_A13_an_id_outside_the_vocabulary_is_one_line_in_megatron_deepspeed(checkout, corpus):
+    options = ["--vocab-size", 290, "--make-vocab-size-divisible-by", 1]
+    status, output = launch(checkout, corpus, *PACKED, *ALONG, *options, ranks=2)
+    assert status != 0 and not STEP.findall(output)
+    assert len(re.findall(r"text.bin: document \d+ holds the token id \d+, the model's", output)) == 1

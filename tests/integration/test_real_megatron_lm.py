@@ -309,3 +309,69 @@ def test_2500_corpora_are_ready_in_30_seconds(checkout, tmp_path):
     print(f"2,500 corpora, three splits: {found['seconds']:.1f} s")
     assert "2,500 indexes (0 built, 2,500 opened)" in output
     assert found["seconds"] < 30
+
+
+def by_way(checkout, way):
+    """The script of a way in, as ``launch`` takes it."""
+    return {"-m": ["-m", "megatron_bfp", checkout / "pretrain_gpt.py"], "install": [checkout / "with_install.py"]}[way]
+
+
+@pytest.mark.parametrize("way", ["-m", "install"])
+def test_fault_A07_two_values_of_data_impl_are_refused_in_megatron_lm(checkout, corpus, way):
+    status, output = launch(checkout, corpus, by_way(checkout, way), "--data-impl", "bfp", "--data-impl=mmap", ranks=2)
+    assert status != 0 and not STEP.findall(output)
+    assert output.count("--data-impl bfp and --data-impl mmap are both on the command line") == 1
+    status, output = launch(
+        checkout, corpus, by_way(checkout, way), "--data-impl", "bfp", "--data-impl=bfp", "--train-iters", 1
+    )
+    assert status == 0 and len(STEP.findall(output)) == 1
+
+
+def test_fault_A13_an_id_outside_the_vocabulary_stops_two_ranks_in_one_line(checkout, corpus):
+    options = ["--data-impl", "bfp", "--tensor-model-parallel-size", 2, "--vocab-size", 290]
+    options += ["--make-vocab-size-divisible-by", 1]
+    status, output = launch(checkout, corpus, by_way(checkout, "install"), *options, ranks=2)
+    assert status != 0 and not STEP.findall(output)
+    assert len(re.findall(r"data_text_document.bin: document \d+ holds the token id \d+, the model's", output)) == 1
+    assert "[rank" not in output
+
+
+def test_fault_B01_an_evaluation_of_larger_micro_batches_runs_through_two_stages(checkout, corpus):
+    script = by_way(checkout, "-m")
+    options = ["--data-impl", "bfp", "--pipeline-model-parallel-size", 2, "--train-iters", 2, "--micro-batch-size", 1]
+    steps, output = train(checkout, corpus, script, *options, "--eval-micro-batch-size", 2, ranks=2)
+    evaluations = re.findall(r"loss at iteration 2 on (\S+) set \| lm loss value: (\S+)", output)
+    assert len(steps) == 2 and [name for name, _ in evaluations] == ["validation", "test"]
+    alike, output = train(checkout, corpus, script, *options, ranks=2)
+    assert losses(alike) == pytest.approx(losses(steps), abs=1e-5)
+    for (_, found), (_, expected) in zip(
+        evaluations, re.findall(r"loss at iteration 2 on (\S+) set \| lm loss value: (\S+)", output), strict=True
+    ):
+        assert float(found) == pytest.approx(float(expected), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    "split, data, options, evaluated",
+    [
+        ("99.99,0.005,0.005", "data_text_document", [], []),
+        ("100,0,0", "data_text_document", ["--tensor-model-parallel-size", 2], []),
+        ("90,10,0", "data_text_document", [], ["validation"]),
+        ("90,5,5", "0.5 data_text_document 0.5 data_text_document", ["--eval-iters", 0], []),
+        ("90,5,5", "data_text_document", ["--eval-iters", 0], []),
+    ],
+    ids=["too small", "no share, tp 2", "no test", "eval iters 0, blend", "eval iters 0"],
+)
+def test_fault_B03_an_empty_split_is_none_and_not_evaluated(checkout, corpus, split, data, options, evaluated):
+    script, options = by_way(checkout, "-m"), ["--data-impl", "bfp", "--train-iters", 2, *options]
+    ranks = 2 if "--tensor-model-parallel-size" in options else 1
+    steps, output = train(checkout, corpus, script, *options, ranks=ranks, data=data, split=split)
+    assert len(steps) == 2 and re.findall(r"loss at iteration 2 on (\S+) set", output) == evaluated
+    assert output.count("split has no tokens") == (2 if split.startswith("99.99") else 0)
+
+
+@pytest.mark.parametrize("weight", ["0", "-1", "nan", "inf"])
+def test_fault_B04_a_weight_that_is_no_share_is_one_line_in_megatron_lm(checkout, corpus, weight):
+    data = f"0.5 data_text_document {weight} data_text_document"
+    status, output = launch(checkout, corpus, by_way(checkout, "install"), "--data-impl", "bfp", data=data, ranks=2)
+    assert status != 0 and output.count(f"a blend's weight of {float(weight)} for data_text_document: give a") == 1
+    assert "building" not in output and "[rank" not in output

@@ -8,12 +8,20 @@ esac
 [ "$document_mask" != yes ] || die "Megatron-DeepSpeed cannot mask concatenated documents; use TRAINER=megatron_lm"
 [ "$device" != cpu ] || die "$recipe trains on CPUs, Megatron-DeepSpeed needs GPUs"
 
+# Its own rotary positions are not relative (f4157be); --data-impl bfp puts them right
+positions=(--use-rotary-position-embeddings)
+if [ "$data_impl" != bfp ]; then
+    positions=()
+    printf '%s: warning: Megatron-DeepSpeed trains --data-impl %s with learned positions, as its rotary positions are %s\n' \
+        "$(basename "$0")" "$data_impl" "wrong without --data-impl bfp; to compare both, use TRAINER=megatron_lm" >&2
+fi
+
 module=megatron_bfp
 script=${MEGATRON_PATH:?set it to the checkout of Megatron-DeepSpeed}/pretrain_gpt.py
 options=(
     --num-layers "$num_layers" --hidden-size "$hidden_size" --ffn-hidden-size "$ffn_hidden_size"
     --num-attention-heads "$num_attention_heads" --seq-length "$seq_length" --max-position-embeddings "$seq_length"
-    --use-rotary-position-embeddings --normalization rmsnorm --swiglu --disable-bias-linear
+    "${positions[@]}" --normalization rmsnorm --swiglu --disable-bias-linear
     --untie-embeddings-and-output-weights --attention-dropout 0 --hidden-dropout 0 --use-flash-attn-v2
     --micro-batch-size "$micro_batch_size" --global-batch-size "$global_batch_size" --train-iters "$train_iters"
     --lr "$lr" --min-lr "$min_lr" --lr-decay-style cosine --lr-warmup-iters "$lr_warmup_iters"

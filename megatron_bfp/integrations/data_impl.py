@@ -1,0 +1,42 @@
+"""``--data-impl`` on a command line, read as argparse would, before any parser exists."""
+
+from collections.abc import Sequence
+
+OPTION = "--data-impl"
+
+SHORTEST = "--data-i"
+"""The shortest abbreviation that means this option alone, for parsers that take abbreviations."""
+
+
+def _is_option(argument: str) -> bool:
+    name = argument.partition("=")[0]
+    return name.startswith(SHORTEST) and OPTION.startswith(name)
+
+
+def data_impls(arguments: Sequence[str]) -> list[str]:
+    """All values of ``--data-impl``, in order, also under its abbreviations."""
+    values = []
+    for position, argument in enumerate(arguments):
+        if not _is_option(argument):
+            continue
+        _, equals, value = argument.partition("=")
+        if equals:
+            values.append(value)
+        elif position + 1 < len(arguments):
+            values.append(arguments[position + 1])
+    return values
+
+
+def data_impl(arguments: Sequence[str]) -> str | None:
+    """The value that argparse takes, the last one; None without any."""
+    return next(reversed(data_impls(arguments)), None)
+
+
+def without_data_impl(arguments: Sequence[str]) -> list[str]:
+    """The command line without ``--data-impl`` and its values."""
+    kept, skip = [], False
+    for argument in arguments:
+        if not skip and not _is_option(argument):
+            kept.append(argument)
+        skip = not skip and _is_option(argument) and "=" not in argument
+    return kept
