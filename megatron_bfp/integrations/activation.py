@@ -39,7 +39,7 @@ def install() -> None:
     hooks = _hooks_for(data_impl(getattr(sys, "argv", ())))
     if not hooks or any(isinstance(finder, AfterImport) for finder in sys.meta_path):
         return
-    too_late = sorted(hooks.keys() & sys.modules.keys())
+    too_late = sorted(hooks.keys() & sys.modules.keys(), key=lambda name: (-len(name), name))  # inner modules first
     if too_late:
         raise IntegrationError(
             f"{too_late[0]} was imported before megatron_bfp.install(); make that the first line of the script"
