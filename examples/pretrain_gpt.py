@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from megatron.core import parallel_state
 from pretrain_arguments import parse_arguments
+from pretrain_boundaries import check_first_step
 from pretrain_checkpoints import find_checkpoint, load_checkpoint, save_checkpoint
 from pretrain_data import (
     EvaluationSampler,
@@ -101,6 +102,8 @@ def main() -> int:
         replicas,
     )
     batches = micro_batches(dataset, sampler, options.num_workers, device)
+    if options.data_impl == "bfp" or options.dataloader_inter_document_masking:
+        batches = check_first_step(engine, batches)
 
     def evaluate_valid() -> Evaluation | None:
         if valid is None:

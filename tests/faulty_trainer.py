@@ -1,7 +1,8 @@
 """The example trainer with an accident that happens at one moment of every run. Run it as ``examples/pretrain_gpt.py``.
 
 The environment variable FAULT is "RANK SIGNAL MOMENT": the rank sends itself the signal. MOMENT is the number of a
-micro-batch, whose loss has been computed, or the end of a file's path, of which half is written.
+micro-batch, whose loss has been computed, or the end of a file's path, of which half is written. With "RANK boundaries
+0" the rank loses the document boundaries between batch and model.
 """
 
 import itertools
@@ -42,8 +43,19 @@ def in_a_write(save):
     return written
 
 
+def of_whole_rows(document_boundaries):
+    def lost(cu_seqlens, device):
+        whole = torch.zeros_like(cu_seqlens)
+        whole[:, -1] = cu_seqlens[:, -1]
+        return document_boundaries(whole, device)
+
+    return lost
+
+
 if rank == os.environ["RANK"]:
-    if moment.isdigit():
+    if name == "boundaries":
+        pretrain_gpt.document_boundaries = of_whole_rows(pretrain_gpt.document_boundaries)
+    elif moment.isdigit():
         pretrain_gpt.summed_loss = in_a_step(pretrain_gpt.summed_loss)
     else:
         torch.save = in_a_write(torch.save)
