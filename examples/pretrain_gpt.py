@@ -33,6 +33,7 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 from megatron.core import parallel_state
+from pretrain_boundaries import check_first_step
 from pretrain_checkpoints import (
     continue_history,
     convert_for_ranks,
@@ -131,6 +132,8 @@ def main() -> int:
         replicas,
     )
     batches = micro_batches(dataset, sampler, options.num_workers, device)
+    if options.data_impl == "bfp" or options.dataloader_inter_document_masking:
+        batches = check_first_step(engine, batches)
 
     def evaluate_valid() -> Evaluation | None:
         if valid is None:

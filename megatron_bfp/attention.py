@@ -16,6 +16,9 @@ one that is asked for.
 
 import contextlib
 import copy
+import dataclasses
+import functools
+import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -110,16 +113,83 @@ def document_boundaries(cu_seqlens: Tensor, device: torch.device | str | None = 
     )
 
 
-def with_document_attention(layer_spec: ModuleSpec, kernel: str | None = None) -> ModuleSpec:
-    """A copy of a GPT layer spec whose self attention is ``DocumentAttention``.
+def with_document_attention(layer_spec: Any, kernel: str | None = None) -> Any:
+    """A copy of a spec whose self attention is ``DocumentAttention``, in every layer that it describes.
 
     Args:
+        layer_spec: of a GPT layer, or of a block of layers, or of a stack of several kinds of layers.
         kernel: a name in ``attention_kernels.KERNELS``; None for the best that can be used.
+
+    Raises:
+        OptionError: a layer mixes positions otherwise than by dot-product attention, as gated delta nets and state
+            space layers do, and would not get the boundaries; or there is no attention at all.
     """
     spec = copy.deepcopy(layer_spec)
     attention = ModuleSpec(module=DocumentAttention, params={"kernel": kernel})
-    spec.submodules.self_attention.submodules.core_attention = attention
+    if not _replace_core_attention(spec, attention):
+        raise OptionError("the layer spec has no self attention; attention inside documents has nothing to replace")
     return spec
+
+
+MIXERS = ("self_attention", "cross_attention", "mixer")
+"""Fields of a layer's submodules that mix positions."""
+
+DOT_PRODUCT_ATTENTION = ("DotProductAttention", "TEDotProductAttention", "DocumentAttention", "NoneType")
+"""What ``DocumentAttention`` can take the place of. Sparse and other variants are another model."""
+
+
+def _replace_core_attention(spec: Any, attention: ModuleSpec) -> int:
+    """Put ``attention`` in place wherever a spec has a ``core_attention``; returns how often.
+
+    Raises:
+        OptionError: as ``with_document_attention``.
+    """
+    if isinstance(spec, list | tuple):
+        return sum(_replace_core_attention(part, attention) for part in spec)
+    if isinstance(spec, dict):
+        return sum(_replace_core_attention(part, attention) for part in spec.values())
+    submodules = _submodules_of(spec)
+    if submodules is None:
+        return 0
+    count = 0
+    for name, part in list(vars(submodules).items()):
+        if name == "core_attention":
+            if _name_of(part) not in DOT_PRODUCT_ATTENTION:
+                raise OptionError(
+                    f"{_name_of(part)} cannot be replaced by attention inside documents: it is another model"
+                )
+            submodules.core_attention = attention
+            count += 1
+        elif name in MIXERS:
+            replaced = 0 if name == "cross_attention" else _replace_core_attention(part, attention)
+            if not replaced and not re.search("Identity|Linear", _name_of(part)):
+                raise OptionError(
+                    f"the layer spec's {name} is {_name_of(part)}, which has no core attention to replace; it would "
+                    "carry what it knows of one document into the next"
+                )
+            count += replaced
+        else:
+            count += _replace_core_attention(part, attention)
+    return count
+
+
+def _submodules_of(spec: Any) -> Any:
+    """The dataclass of parts in a spec: that of a ModuleSpec or of a builder, or the spec itself; None without one."""
+    if isinstance(spec, functools.partial):
+        return spec.keywords.get("submodules")
+    if isinstance(spec, ModuleSpec):
+        return spec.submodules
+    return spec if dataclasses.is_dataclass(spec) and not isinstance(spec, type) else None
+
+
+def _name_of(spec: Any) -> str:
+    """The class that a spec, a builder or a path names."""
+    if isinstance(spec, functools.partial):
+        spec = spec.func
+    module = spec.module if isinstance(spec, ModuleSpec) else spec
+    if isinstance(module, tuple):
+        return str(module[-1])
+    return getattr(module, "__qualname__", type(module).__name__).split(".")[0]
 
 
 class DocumentAttention(MegatronModule):
@@ -129,6 +199,8 @@ class DocumentAttention(MegatronModule):
         config, layer_number, attn_mask_type, attention_type, attention_dropout, softmax_scale, cp_comm_type,
             pg_collection: as DotProductAttention's.
         kernel: a name in ``attention_kernels.KERNELS``; None for the best that can be used.
+        k_channels, v_channels: head sizes of keys and values in multi-latent attention; None for the model's. Where
+            they differ, the kernel is ``sdpa``.
 
     Attributes:
         kernel_name: the kernel that was chosen.
@@ -148,6 +220,8 @@ class DocumentAttention(MegatronModule):
         cp_comm_type: str | None = None,
         pg_collection: Any = None,
         kernel: str | None = None,
+        k_channels: int | None = None,
+        v_channels: int | None = None,
     ) -> None:
         super().__init__(config=config)
         refused = {
@@ -163,10 +237,13 @@ class DocumentAttention(MegatronModule):
         for what, is_on in refused.items():
             if is_on:
                 raise OptionError(f"{what} cannot be used with attention inside documents")
-        self.softmax_scale = config.kv_channels**-0.5 if softmax_scale is None else softmax_scale
+        head_size = k_channels or config.kv_channels
+        if kernel is None and (v_channels or head_size) != head_size:
+            kernel = "sdpa"  # the others want one head size
+        self.softmax_scale = head_size**-0.5 if softmax_scale is None else softmax_scale
         # apply_query_key_layer_scaling needs nothing: it divides scores in fp16 and multiplies them back in fp32
         self.dropout = config.attention_dropout if attention_dropout is None else attention_dropout
-        needs = Needs(config.params_dtype, config.kv_channels, self.dropout)
+        needs = Needs(config.params_dtype, head_size, self.dropout)
         self.kernel_name, self.attend = choose_kernel(kernel, needs)
 
     def forward(

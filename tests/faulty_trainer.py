@@ -8,6 +8,7 @@ exception that nobody expects. MOMENT is one of
     worker                          a process that reads samples has read a few
     evaluation, dataset, load       in it, before anything is done
 
+With "RANK boundaries 0" the rank loses the document boundaries between batch and model.
 If FAULT_TIME is there too, it is a file that gets the time of the accident.
 """
 
@@ -66,8 +67,19 @@ def in_a_worker(getitem, numbers=itertools.count(1)):
     return read
 
 
+def of_whole_rows(document_boundaries):
+    def lost(cu_seqlens, device):
+        whole = torch.zeros_like(cu_seqlens)
+        whole[:, -1] = cu_seqlens[:, -1]
+        return document_boundaries(whole, device)
+
+    return lost
+
+
 if rank == os.environ["RANK"]:
-    if moment.isdigit():
+    if what == "boundaries":
+        pretrain_gpt.document_boundaries = of_whole_rows(pretrain_gpt.document_boundaries)
+    elif moment.isdigit():
         pretrain_gpt.summed_loss = in_a_step(pretrain_gpt.summed_loss)
     elif moment == "worker":
         pretrain_data.BFPGPTDataset.__getitem__ = in_a_worker(pretrain_data.BFPGPTDataset.__getitem__)

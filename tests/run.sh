@@ -29,7 +29,7 @@ if [ -n "$version" ]; then
     python=$(bash tests/find_python.sh "$version")
     extras='.[test]'
     packages=(torch megatron-core)
-    tests=(tests/test_{gpt_dataset,sample_tensors,attention,attention_kernels,equivalence,baseline,evaluation}.py)
+    tests=(tests/test_{gpt_dataset,sample_tensors,attention,attention_kernels,boundary_check,megatron_lm_attention,equivalence,baseline,evaluation}.py)
 else
     venv=.venv
     python=${PYTHON:-python3}

@@ -36,7 +36,7 @@ def install() -> None:
         return
     if "bfp" in values:
         print_refusals_in_one_line()
-    too_late = sorted(hooks.keys() & sys.modules.keys())
+    too_late = sorted(hooks.keys() & sys.modules.keys(), key=lambda name: (-len(name), name))  # inner modules first
     if too_late:
         raise UnsupportedMegatronError(
             f"{too_late[0]} was imported before megatron_bfp.install(); make that the first line of the script"

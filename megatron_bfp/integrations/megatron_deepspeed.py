@@ -262,34 +262,19 @@ def _say_what_is_active(build: Callable) -> Callable:
         for dataset, first in zip(datasets, consumed, strict=True):
             read_first_samples(dataset, first)
         if is_news([part for dataset in datasets if dataset is not None for part in _parts(dataset)]):
-            for line in description(args, datasets):
+            for line in description(datasets):
                 print_rank_0(line)
         return datasets
 
     return build_and_say
 
 
-def description(args: argparse.Namespace, datasets: tuple) -> list[str]:
-    """A line for each split with its indexes, sequences and padding, and one on kernel and versions."""
-    from importlib.metadata import version
-
-    from .. import __version__
-
+def description(datasets: tuple) -> list[str]:
+    """A line for each split with its indexes, sequences and padding."""
     lines = []
     for name, dataset in zip(("train", "valid", "test"), datasets, strict=True):
         if dataset is not None:
             lines.append(f"best-fit packing: {name}: {summary(_parts(dataset))}")
-    versions = [f"megatron_bfp {__version__}", f"DeepSpeed {version('deepspeed')}", f"torch {version('torch')}"]
-    kernel = "torch's softmax with a mask"
-    if args.use_flash_attn:
-        import flash_attn
-
-        kernel = "flash-attn's varlen kernel"
-        versions.append(f"flash-attn {flash_attn.__version__}")
-    lines.append(
-        f"best-fit packing: attention inside documents by {kernel}, positions "
-        f"{'restart in each' if args.reset_position_ids else 'of the whole sequence'}; {', '.join(versions)}"
-    )
     return lines
 
 
@@ -389,6 +374,15 @@ def _change_loss(module: ModuleType) -> None:
     replace(module, "CrossEntropy", "output, labels", model.no_pipeline_loss_without_targets)
 
 
+def _change_training(module: ModuleType) -> None:
+    if hasattr(module, "__path__"):
+        return  # Megatron-LM's package of this name
+    from .megatron_deepspeed_first_step import watch_first_step
+
+    parameters = "forward_step_func, data_iterator, model, optimizer, opt_param_scheduler, config"
+    replace(module, "train_step", parameters, watch_first_step)
+
+
 HOOKS: dict[str, Hook] = {
     "megatron.arguments": _change_arguments,
     "megatron.core.tensor_parallel": _change_batches,
@@ -398,4 +392,5 @@ HOOKS: dict[str, Hook] = {
     "megatron.model.transformer": _change_layers,
     "megatron.model.language_model": _change_embedding,
     "megatron.model.gpt_model": _change_loss,
+    "megatron.training": _change_training,
 }

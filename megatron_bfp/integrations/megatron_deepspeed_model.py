@@ -125,6 +125,9 @@ class _Pending:
 
 _pending = _Pending()
 
+readers: list[Callable[[Tensor], None]] = []
+"""Called with the boundaries of each batch, int [b, L + 1]; for the check in the first training step."""
+
 
 def broadcast_with_boundaries(broadcast_data: Callable) -> Callable:
     """Receive two tensors more with every batch."""
@@ -153,6 +156,8 @@ def masks_from_boundaries(_: Callable) -> Callable:
         skip_mask: bool = False,
     ) -> tuple[Tensor, Tensor, Tensor]:
         cu_seqlens, loss_mask = _pending.take(data.shape)
+        for read in readers:
+            read(cu_seqlens)
         loss_mask = loss_mask.float()
         if eod_mask_loss:
             loss_mask = loss_mask * (data != eod_token)

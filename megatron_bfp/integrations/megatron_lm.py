@@ -31,6 +31,18 @@ REFUSED = {
     "use_varlen_dataset": ("--use-varlen-dataset", "its samples are packed by its own dataset"),
     "hybrid_context_parallel": ("--hybrid-context-parallel", "Megatron-LM does not support it with document masking"),
     "hybrid_layer_pattern": ("--hybrid-layer-pattern", "a state space layer would carry its state across documents"),
+    "hybrid_override_pattern": (
+        "--hybrid-override-pattern",
+        "a state space layer would carry its state across documents",
+    ),
+    "mtp_hybrid_override_pattern": (
+        "--mtp-hybrid-override-pattern",
+        "a state space layer would carry its state across documents",
+    ),
+    "overlap_moe_expert_parallel_comm": (
+        "--overlap-moe-expert-parallel-comm",
+        "its schedule calls the model without document boundaries; leave it out",
+    ),
     "perform_rl_step": ("--perform-rl-step", "it makes its own samples"),
     "per_dataset_sequences_path": (
         "--per-dataset-sequences-path",
@@ -66,6 +78,7 @@ def _check_options(validate_args: Callable) -> Callable:
         check_hooks(HOOKS)
         args.dataloader_inter_document_masking = True
         result = validate_args(args, defaults)
+        check(args)  # old spellings are copied, and defaults set, by then
         # validate_args gives evaluation the micro-batch size of training where it has none of its own
         largest = max(args.micro_batch_size, getattr(args, "eval_micro_batch_size", None) or 1)
         if largest > 1 and args.pipeline_model_parallel_size > 1:
@@ -92,6 +105,7 @@ def check(args: argparse.Namespace) -> None:
     for attribute, (option, reason) in REFUSED.items():
         if getattr(args, attribute, None):
             raise OptionError(f"{option} cannot be used with --data-impl bfp: {reason}")
+    refuse_captured_attention(args)
     if (getattr(args, "context_parallel_size", 1) or 1) > 1:
         raise OptionError(
             "--context-parallel-size above 1 cannot be used with --data-impl bfp: Megatron-LM's document masking does "
@@ -126,6 +140,39 @@ def _as_number(text: str) -> float | None:
         return float(text)
     except ValueError:
         return None
+
+
+CAPTURES_NO_ATTENTION = {"mlp", "moe", "moe_router", "moe_preprocess"}
+"""Modules of ``--cuda-graph-modules`` in which positions do not meet."""
+
+
+def refuse_captured_attention(args: argparse.Namespace) -> None:
+    """Refuse CUDA graphs with attention in them: a graph takes no boundaries, or replays those it was captured with.
+
+    Args:
+        args: before or after Megatron-LM replaced old spellings by new ones.
+
+    Raises:
+        OptionError: attention would be captured.
+    """
+    modules = getattr(args, "cuda_graph_scope_deprecated", None) or getattr(args, "cuda_graph_modules", None) or []
+    if not isinstance(modules, list | tuple):
+        modules = str(getattr(modules, "name", modules)).split(",")
+    names = {getattr(module, "name", str(module)) for module in modules}
+    impl = getattr(args, "cuda_graph_impl", None) or "none"
+    option = f"--cuda-graph-impl {impl}"
+    for old in ("enable_cuda_graph", "external_cuda_graph"):
+        if getattr(args, old, False):
+            impl, option = old, f"--{old.replace('_', '-')}"
+    if impl == "none" and "full_iteration" in names:
+        impl, option = "full_iteration", "--cuda-graph-scope full_iteration"
+    if impl == "none" or impl != "full_iteration" and names and names <= CAPTURES_NO_ATTENTION:
+        return
+    raise OptionError(
+        f"{option} cannot be used with --data-impl bfp where attention is captured: a CUDA graph cannot take the "
+        "document boundaries of each micro-batch; leave it out, or give --cuda-graph-modules with some of "
+        f"{', '.join(sorted(CAPTURES_NO_ATTENTION))} alone"
+    )
 
 
 def _let_stages_tell_shapes(args: argparse.Namespace) -> None:
@@ -201,11 +248,12 @@ def _options() -> argparse.Namespace | None:
     if "megatron.training.global_vars" not in sys.modules:
         return None
     args = sys.modules["megatron.training.global_vars"].get_args()
-    if getattr(args, "data_impl", None) != "bfp" or not args.dataloader_inter_document_masking:
+    if getattr(args, "data_impl", None) != "bfp" or not getattr(args, "dataloader_inter_document_masking", False):
         raise OptionError(
             "--data-impl bfp is on the command line but not among the options Megatron-LM trains with (--yaml-cfg "
             "replaces them); give all options on the command line"
         )
+    check(args)  # again: they may have come, or been changed, without validate_args
     return args
 
 
@@ -252,11 +300,8 @@ def _read_first_samples(args: argparse.Namespace, datasets: list[Any]) -> None:
 
 
 def _say(args: argparse.Namespace, datasets: list[Any]) -> None:
-    """One line on rank 0 for each split: indexes, sequences, padding; and one on kernel and versions."""
+    """One line on rank 0 for each split: indexes, sequences, padding; and one on the loss."""
     import torch
-    from megatron.core import __version__ as core_version
-
-    from .. import __version__
 
     if torch.distributed.is_initialized() and torch.distributed.get_rank() != 0:
         return
@@ -264,12 +309,6 @@ def _say(args: argparse.Namespace, datasets: list[Any]) -> None:
         parts = _parts(dataset)
         if parts:
             print(f"best-fit packing: {name}: {summary(parts)}", flush=True)
-    kernel = "from --spec" if getattr(args, "spec", None) else f"{args.transformer_impl}, {args.attention_backend.name}"
-    print(
-        f"best-fit packing: attention inside documents by cu_seqlens ({kernel}), rotary positions restart in each; "
-        f"megatron_bfp {__version__}, megatron-core {core_version}, torch {torch.__version__}",
-        flush=True,
-    )
     if not args.calculate_per_token_loss:
         print(
             "best-fit packing: the number of targets differs between micro-batches; with --calculate-per-token-loss "
@@ -295,12 +334,21 @@ def _change_builder(module: ModuleType) -> None:
     replace(builder, "build", "self", _say_what_is_active)
 
 
-def _change_loaders(module: ModuleType) -> None:
+def _change_training(module: ModuleType) -> None:
+    from .megatron_lm_attention import watch_first_step
+
     replace(
         module,
         "build_train_valid_test_data_loaders",
         "build_train_valid_test_datasets_provider",
         _evaluate_no_empty_split,
+    )
+    replace(
+        module,
+        "train_step",
+        "forward_step_func, data_iterator, model, optimizer, opt_param_scheduler, config, forward_backward_func, "
+        "iteration, pg_collection, p2p_communicator",
+        lambda train_step: watch_first_step(train_step, _options),
     )
 
 
@@ -327,6 +375,18 @@ def _on_all_ranks(of_first_rank: bool) -> bool:
     return bool(flag.item())
 
 
+def _change_backends(module: ModuleType) -> None:
+    from .megatron_lm_attention import local_core_attention
+
+    replace(module.LocalSpecProvider, "core_attention", "self", local_core_attention)
+
+
+def _change_heterogeneous_layers(module: ModuleType) -> None:
+    from .megatron_lm_attention import change_heterogeneous_layers
+
+    change_heterogeneous_layers(module)
+
+
 def _take_off_data_impl(_: ModuleType) -> None:
     """Remove ``--data-impl mmap``, which Megatron-LM does not know, from the command line."""
     sys.argv[:] = without_data_impl(sys.argv)
@@ -335,7 +395,9 @@ def _take_off_data_impl(_: ModuleType) -> None:
 HOOKS: dict[str, Hook] = {
     "megatron.training.arguments": _change_arguments,
     "megatron.core.datasets.blended_megatron_dataset_builder": _change_builder,
-    "megatron.training.training": _change_loaders,
+    "megatron.core.models.backends": _change_backends,
+    "megatron.core.models.gpt.heterogeneous.heterogeneous_layer_specs": _change_heterogeneous_layers,
+    "megatron.training.training": _change_training,
 }
 
 HOOKS_FOR_MMAP: dict[str, Hook] = {"megatron.training.arguments": _take_off_data_impl}

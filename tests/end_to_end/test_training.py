@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("deepspeed")
 pytest.importorskip("tokenizers")
 
-from launching import ENVIRONMENT, as_numbers, launch, make_corpus, together, train  # noqa: E402
+from launching import ENVIRONMENT, as_numbers, launch, make_corpus, steps, together, train  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -147,10 +147,22 @@ def test_a_run_that_blows_up_stops_and_names_samples_and_documents(corpus):
 
 @pytest.mark.slow
 def test_concatenation_inside_documents_trains_too(corpus):
-    plain = train(corpus, "--data-impl", "mmap")
-    inside = train(corpus, "--data-impl", "mmap", "--dataloader-inter-document-masking")
+    (status, plain), (other_status, inside) = together(
+        partial(launch, corpus, "--data-impl", "mmap"),
+        partial(launch, corpus, "--data-impl", "mmap", "--dataloader-inter-document-masking"),
+    )
+    assert (status, other_status) == (0, 0), plain[-2500:] + inside[-2500:]
+    assert "attention inside documents, as the first step showed: 2 x DocumentAttention by sdpa; rotary" in inside
+    assert "attention inside documents" not in plain
+    plain, inside = steps(plain), steps(inside)
     assert as_numbers(inside) != as_numbers(plain)
     assert as_numbers(inside)[0][0] == pytest.approx(as_numbers(plain)[0][0], abs=0.05)
+
+
+def test_fault_A01_a_rank_that_loses_boundaries_ends_all_before_the_first_update(corpus):
+    status, output = launch(corpus, fault="1 boundaries 0", train_iters=2)
+    assert status != 0 and "iteration 1/" not in output
+    assert "rank 1: decoder.layers.0.self_attention.core_attention (DocumentAttention by sdpa) got other" in output
 
 
 def test_concatenation_trains_with_the_same_command_also_without_other_splits(corpus):

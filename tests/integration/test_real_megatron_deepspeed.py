@@ -33,6 +33,7 @@ EVALUATION = re.compile(r"draw from (\w+) set \| lm loss value: (\S+) ")
 WATCHED = re.compile(r"^watched (.*)$", re.MULTILINE)
 EOD = 511
 
+SEEN = "best-fit packing: attention inside documents, as the first step showed: "
 OPTIONS = """--num-layers 3 --hidden-size 64 --num-attention-heads 4 --seq-length 128 --max-position-embeddings 128
     --swiglu --normalization rmsnorm --disable-bias-linear --untie-embeddings-and-output-weights
     --attention-dropout 0 --hidden-dropout 0 --global-batch-size 8 --lr 3e-3 --lr-warmup-iters 2 --lr-decay-iters 10
@@ -146,7 +147,7 @@ def test_three_ways_in_have_the_same_losses(checkout, corpus, by_module, enabled
     steps, output = by_module
     assert list(steps) == [*range(1, 11), "validation", "test"] and losses(steps)[9] < losses(steps)[0] - 0.3
     assert "best-fit packing: train: text.bfp/s128-d0-" in output
-    assert "attention inside documents by torch's softmax with a mask, positions of the whole sequence" in output
+    assert f"{SEEN}3 x ParallelAttention by torch's softmax with a mask; learned positions" in output
     assert train(checkout, corpus, *PACKED, *ALONG, script=[checkout / "with_install.py"])[0] == steps
     assert train(checkout, corpus, "--data-impl=bfp", *ALONG, script=[checkout / "pretrain_gpt.py"])[0] == steps
 
@@ -241,7 +242,7 @@ def test_sequence_parallel_ranks_train_as_one(checkout, corpus):
     one, _ = train(checkout, corpus, *PACKED, *ALONG, *FLASH, iters=4)
     ulysses = ["--ds-sequence-parallel-size", 2]
     two, output = train(checkout, corpus, *PACKED, *ALONG, *FLASH, *ulysses, ranks=2, iters=4)
-    assert "attention inside documents by flash-attn's varlen kernel" in output
+    assert f"{SEEN}3 x ParallelAttention by flash-attn's varlen kernel; " in output
     assert losses(two) == pytest.approx(losses(one), abs=2e-3)
 
 

@@ -41,7 +41,9 @@ MODEL = """--num-layers 2 --hidden-size 64 --num-attention-heads 4 --group-query
     --log-interval 1 --eval-interval 1000 --eval-iters 2 --num-workers 0 --ckpt-format torch"""
 FOR_CPU = """--transformer-impl local --distributed-backend gloo --use-cpu-initialization --no-persist-layer-norm
     --no-gradient-accumulation-fusion --no-bias-swiglu-fusion --no-bias-dropout-fusion --no-rope-fusion
-    --no-masked-softmax-fusion --rerun-mode disabled --spec layer_spec packed"""
+    --no-masked-softmax-fusion --rerun-mode disabled"""
+CPU_LAYERS = ["--spec", "layer_spec", "packed"]
+SEEN = "best-fit packing: attention inside documents, as the first step showed: "
 
 
 @pytest.fixture(scope="module")
@@ -127,15 +129,15 @@ def test_three_ways_in_with_two_ranks(checkout, corpus, enabled, layout):
 
 
 def test_without_the_flag_nothing_changes(checkout, corpus, enabled):
-    masking = "--dataloader-inter-document-masking"  # the layers that run on the CPU need boundaries
-    enabled_only, _ = train(checkout, corpus, [checkout / "pretrain_gpt.py"], masking)
+    masking = ["--dataloader-inter-document-masking", *CPU_LAYERS]  # the layers that run on the CPU need boundaries
+    enabled_only, _ = train(checkout, corpus, [checkout / "pretrain_gpt.py"], *masking)
     subprocess.run([sys.executable, "-m", "megatron_bfp", "disable"], check=True, env=ENVIRONMENT)
-    untouched, _ = train(checkout, corpus, [checkout / "pretrain_gpt.py"], masking)
+    untouched, _ = train(checkout, corpus, [checkout / "pretrain_gpt.py"], *masking)
     by_module = ["-m", "megatron_bfp", checkout / "pretrain_gpt.py"]
     assert len(untouched) == 10
     assert untouched == enabled_only
-    assert untouched == train(checkout, corpus, by_module, masking)[0]
-    assert untouched == train(checkout, corpus, by_module, masking, "--data-impl", "mmap")[0]
+    assert untouched == train(checkout, corpus, by_module, *masking)[0]
+    assert untouched == train(checkout, corpus, by_module, *masking, "--data-impl", "mmap")[0]
 
 
 @pytest.mark.parametrize("options", [[], ["--reset-position-ids", "--eod-mask-loss"]], ids=["plain", "reset"])
@@ -195,13 +197,18 @@ def test_a_resumed_run_continues_exactly(checkout, corpus, by_module, tmp_path):
     assert resumed == expected
 
 
-@pytest.mark.parametrize("function", ["_add_data_args", "validate_args", "__init__", "build"])
+HOOKED = ["_add_data_args", "validate_args", "__init__", "build", "core_attention", "train_step"]
+
+
+@pytest.mark.parametrize("function", HOOKED)
 def test_each_hook_is_needed(checkout, corpus, by_module, function):
     script = [ON_CPU / "watched.py", f"without={function}", checkout / "pretrain_gpt.py"]
     status, output = launch(checkout, corpus, script, "--data-impl", "bfp", "--train-iters", 2)
     found = {int(iteration): values for iteration, *values in STEP.findall(output)}
     if function == "build":
-        assert "best-fit packing" not in output
+        assert "best-fit packing: train" not in output
+    elif function == "train_step":
+        assert "best-fit packing: train" in output and SEEN not in output
     else:
         assert status != 0 or found != {1: by_module[0][1], 2: by_module[0][2]}
 
@@ -210,6 +217,7 @@ def test_each_hook_is_needed(checkout, corpus, by_module, function):
     "options, message",
     [
         (["--mock-data"], "--mock-data cannot be used"),
+        (["--hybrid-layer-pattern", "**"], "--hybrid-layer-pattern cannot be used"),
         (["--dataloader-type", "cyclic"], "--dataloader-type cyclic cannot be used"),
         (["--context-parallel-size", 2], "--context-parallel-size above 1 cannot be used"),
         (["--data-path", "s3://bucket/data"], "object storage cannot be used"),
@@ -221,6 +229,80 @@ def test_what_cannot_be_honoured_is_refused(checkout, corpus, options, message):
     script = ["-m", "megatron_bfp", checkout / "pretrain_gpt.py", "--data-impl", "bfp"]
     status, output = launch(checkout, corpus, script, *options)
     assert status != 0 and message in output
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (["--overlap-moe-expert-parallel-comm"], "--overlap-moe-expert-parallel-comm cannot be used"),
+        (["--hybrid-override-pattern", "M*M*"], "--hybrid-override-pattern cannot be used"),
+        (["--cuda-graph-impl", "local"], "--cuda-graph-impl local cannot be used"),
+        (["--cuda-graph-impl", "transformer_engine"], "--cuda-graph-impl transformer_engine cannot be used"),
+        (["--cuda-graph-impl", "full_iteration"], "--cuda-graph-impl full_iteration cannot be used"),
+        (["--cuda-graph-impl", "local", "--cuda-graph-modules", "mlp", "attn"], "--cuda-graph-impl local cannot"),
+        (["--cuda-graph-scope", "full_iteration"], "--cuda-graph-scope full_iteration cannot be used"),
+        (["--enable-cuda-graph"], "--enable-cuda-graph cannot be used"),
+        (["--external-cuda-graph"], "--external-cuda-graph cannot be used"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_fault_A01_fault_A08_fault_B11_what_loses_boundaries_is_refused(checkout, corpus, options, message):
+    """In one line, before anything is built."""
+    script = ["-m", "megatron_bfp", checkout / "pretrain_gpt.py", "--data-impl", "bfp"]
+    status, output = launch(checkout, corpus, script, *options)
+    assert status != 0 and message in output
+    assert "best-fit packing:" not in output and "[rank0]" not in output
+
+
+OVERLAP = """--num-experts 4 --moe-router-topk 2 --expert-model-parallel-size 2 --moe-token-dispatcher-type alltoall
+    --bf16"""
+
+
+@pytest.mark.parametrize("spec", ["like_transformer_engine", "packed"])
+def test_fault_A01_a_schedule_that_loses_boundaries_stops_in_the_first_step(checkout, corpus, spec):
+    """With the refusal by name switched off; the attention of one spec goes on without boundaries, that of the other
+    stops by itself."""
+    script = [ON_CPU / "watched.py", "accept=overlap_moe_expert_parallel_comm", checkout / "pretrain_gpt.py"]
+    script += ["--data-impl", "bfp", "--spec", "layer_spec", spec, *OVERLAP.split()]
+    status, output = launch(checkout, corpus, script, "--overlap-moe-expert-parallel-comm", ranks=2)
+    assert status != 0 and "got no document boundaries" in output and "before the first update" in output
+    assert not STEP.findall(output) and SEEN not in output
+    steps, output = train(checkout, corpus, script, "--train-iters", 1, ranks=2)
+    assert len(steps) == 1 and SEEN in output
+
+
+def test_fault_A01_every_pipeline_stage_is_looked_at(checkout, corpus):
+    script = [ON_CPU / "watched.py", "lose=1", checkout / "pretrain_gpt.py", "--data-impl", "bfp"]
+    options = ["--pipeline-model-parallel-size", 2, "--spec", "layer_spec", "like_transformer_engine"]
+    status, output = launch(checkout, corpus, script, *options, ranks=2)
+    assert status != 0 and "rank 1: " in output and "got no document boundaries" in output
+    assert not STEP.findall(output)
+
+
+def test_fault_B02_local_layers_train_without_a_spec(by_module):
+    steps, output = by_module  # MODEL and FOR_CPU name none
+    assert len(steps) == 10
+    assert f"{SEEN}2 x DocumentAttention by sdpa; rotary positions restart in each document; " in output
+
+
+@pytest.mark.parametrize(
+    "options, positions",
+    [
+        (["--position-embedding-type", "learned_absolute"], "learned positions run on through the sequence"),
+        (
+            ["--position-embedding-type", "learned_absolute", "--reset-position-ids"],
+            "learned positions restart in each document",
+        ),
+        (["--position-embedding-type", "none"], "no positions"),
+        (["--no-rope-freq", 2], "rotary positions restart in each document (1 of 2 layers)"),
+    ],
+    ids=lambda value: " ".join(map(str, value)) if isinstance(value, list) else "",
+)
+def test_fault_A14_what_is_printed_of_positions_is_true(checkout, corpus, options, positions):
+    script = ["-m", "megatron_bfp", checkout / "pretrain_gpt.py", "--data-impl", "bfp", "--train-iters", 1]
+    many = ["--global-batch-size", 64]  # some rows hold several documents
+    _, output = train(checkout, corpus, script, *many, *options)
+    assert f"{SEEN}2 x DocumentAttention by sdpa; {positions}; " in output
 
 
 def write_corpus(prefix, lengths, seed):

@@ -39,7 +39,8 @@ class Stream:
         self.cuda_stream = 0
 
     def __getattr__(self, name):
-        return lambda *_, **__: 0.0 if name == "elapsed_time" else True if name == "query" else None
+        answers = {"elapsed_time": 0.0, "query": True, "record_event": self}
+        return lambda *_, **__: answers.get(name)
 
     def __enter__(self):
         return self
@@ -114,6 +115,16 @@ def install():
         return "torch.cuda." + found.split(".")[-1] if isinstance(found, str) else found
 
     torch.Tensor.type = type_of
+    all_to_all = torch.distributed.all_to_all_single
+
+    def all_to_all_of_lists(output, input, output_split_sizes=None, input_split_sizes=None, **keywords):
+        sizes = (
+            sizes.tolist() if isinstance(sizes, torch.Tensor) else sizes  # from a GPU they would have been copied
+            for sizes in (output_split_sizes, input_split_sizes)
+        )
+        return all_to_all(output, input, *sizes, **keywords)
+
+    torch.distributed.all_to_all_single = all_to_all_of_lists
     CudaIsCpu().__enter__()
 
 

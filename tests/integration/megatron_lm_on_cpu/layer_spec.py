@@ -1,10 +1,34 @@
-"""``--spec layer_spec packed``: Megatron-LM's local layers with attention inside documents."""
+"""``--spec layer_spec packed``: Megatron-LM's local layers with attention inside documents, by the CPU's kernel.
 
+For runs without ``--data-impl bfp``, whose local layers have Megatron-LM's own attention, which needs a GPU, and for
+bf16, where a kernel would be chosen that needs one.
+"""
+
+import torch
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 
-from megatron_bfp.attention import with_document_attention
+from megatron_bfp.attention import DocumentAttention, document_boundaries, with_document_attention
 
 
-def packed(_):
-    """The spec of a layer, whatever the model; Megatron-LM's own attention needs a GPU."""
-    return with_document_attention(get_gpt_layer_local_spec(normalization="RMSNorm"), kernel="sdpa")
+def packed(config):
+    """The spec of a layer."""
+    spec = get_gpt_layer_local_spec(num_experts=config.num_moe_experts, normalization="RMSNorm")
+    return with_document_attention(spec, kernel="sdpa")
+
+
+class TEDotProductAttention(DocumentAttention):
+    """Attention over whole rows where no boundaries come, as Transformer Engine's."""
+
+    def forward(self, query, *rest, packed_seq_params=None, **keywords):
+        if packed_seq_params is None:
+            length, rows = query.shape[:2]
+            one_each = torch.tensor([[0] + [length] * length] * rows, dtype=torch.int32)
+            packed_seq_params = document_boundaries(one_each)
+        return super().forward(query, *rest, packed_seq_params=packed_seq_params, **keywords)
+
+
+def like_transformer_engine(config):
+    """``packed``, with an attention that does not stop where boundaries are lost."""
+    spec = packed(config)
+    spec.submodules.self_attention.submodules.core_attention.module = TEDotProductAttention
+    return spec

@@ -6,6 +6,8 @@ WHAT is one of
     alone       before the first step, run the model on each chunk of the first batch alone and print the loss
     datasets    build the datasets, print what they are and end
     without=F   leave out the hook that changes function F
+    lose=R      call the model on rank R without boundaries
+    accept=A    refuse options as always, but not attribute A of the parsed ones; A=cuda_graphs for CUDA graphs
 """
 
 import hashlib
@@ -27,6 +29,10 @@ from megatron_bfp.integrations import megatron_lm  # noqa: E402
 if what.startswith("without="):
     replace = megatron_lm.replace
     megatron_lm.replace = lambda owner, name, *rest: name == what[8:] or replace(owner, name, *rest)
+if what.startswith("accept="):
+    megatron_lm.REFUSED.pop(what[7:], None)
+    if what == "accept=cuda_graphs":
+        megatron_lm.refuse_captured_attention = lambda args: None
 megatron_bfp.install()
 
 import torch  # noqa: E402
@@ -67,7 +73,7 @@ def alone(model, batch):
 def watch(forward_step):
     seen = 0
 
-    def step(data_iterator, model, *rest):
+    def step(data_iterator, model, *rest, **keywords):
         nonlocal seen
         if data_iterator is not None:
             batch = next(data_iterator)
@@ -77,7 +83,7 @@ def watch(forward_step):
                 alone(model, batch)
             data_iterator = iter([batch])
         seen += 1
-        return forward_step(data_iterator, model, *rest)
+        return forward_step(data_iterator, model, *rest, **keywords)
 
     return step
 
@@ -111,12 +117,27 @@ def description(dataset):
     return found
 
 
+def losing(forward_step):
+    """Lose what was read on one rank between the batch and the model."""
+    from megatron.core.models.gpt import GPTModel
+
+    forward = GPTModel.forward
+
+    def forward_without(self, *rest, packed_seq_params=None, **keywords):
+        is_lost = torch.distributed.get_rank() == int(what[5:])
+        return forward(self, *rest, packed_seq_params=None if is_lost else packed_seq_params, **keywords)
+
+    GPTModel.forward = forward_without
+    return forward_step
+
+
 pretrain = training.pretrain
 
 
 def pretrain_watched(config, provider, model_type, forward_step, **options):
     provider = described(provider) if what == "datasets" else provider
-    return pretrain(config, provider, model_type, watch(forward_step), **options)
+    forward_step = losing(forward_step) if what.startswith("lose=") else watch(forward_step)
+    return pretrain(config, provider, model_type, forward_step, **options)
 
 
 training.pretrain = pretrain_watched
