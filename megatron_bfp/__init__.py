@@ -10,11 +10,10 @@ The way of the data, with the module that takes each step::
 imported when first used.
 """
 
+from ._version import __version__
 from .errors import BFPError, IndexedDatasetError, InputError, IntegrationError, OptionError, SequenceIndexError
 from .integrations.activation import install
 from .packing import Packing, pack
-
-__version__ = "0.1.0"
 
 __all__ = [
     "BFPError",
@@ -26,6 +25,7 @@ __all__ = [
     "OptionError",
     "Packing",
     "SequenceIndexError",
+    "__version__",
     "install",
     "pack",
 ]

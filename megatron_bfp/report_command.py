@@ -3,7 +3,7 @@
 import os
 from collections.abc import Sequence
 
-from .command_line import Parser, run
+from .command_line import Parser, dataset_prefix, run
 from .errors import InputError, OptionError
 from .files import write_whole
 from .index_format import document_range
@@ -11,7 +11,7 @@ from .indexed_dataset import IndexedDataset
 from .packing import checked_cap, checked_count
 from .progress import terminal_progress
 from .report import make_report, megatron_order
-from .report_pages import check_drawing, draw, to_json, to_markdown
+from .report_pages import PIP_COMMAND, can_draw, draw, to_json, to_markdown
 from .splits import split_fractions
 
 NAME = "report_bfp"
@@ -27,7 +27,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         BFPError: bad options or input.
     """
     parser = Parser(prog=NAME, description="What best-fit packing saves and costs on a dataset, beside concatenation.")
-    parser.add_argument("prefix", metavar="PREFIX", help="the dataset's path without .bin or .idx")
+    parser.add_argument(
+        "prefix", type=dataset_prefix, metavar="PREFIX", help="the dataset's path, with or without .bin or .idx"
+    )
     parser.add_argument("--seq-length", nargs="+", type=int, required=True, metavar="L", help="tokens a sequence")
     parser.add_argument("--output", metavar="DIR", help="write report.md, report.json and truncations.png there")
     parser.add_argument("--seed", type=int, default=1234, help="Megatron's, which orders documents (default: 1234)")
@@ -50,10 +52,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     ordered = megatron_order(dataset.document_lengths.range(first, end), options.seed, terminal_progress)
     reports = [make_report(ordered, seq_length, caps, terminal_progress) for seq_length in lengths]
     text = to_markdown(options.prefix, _order(dataset, options.seed, first, end), reports)
-    print(text, flush=True)
-    if options.output:
+    written = []
+    if options.output:  # before anything is printed: whoever reads may stop after three lines
         title = {"dataset": options.prefix, "documents": [first, end], "seed": options.seed}
-        _write(options.output, text, to_json(title, reports), draw(reports))
+        written = _write(options.output, text, to_json(title, reports), draw(reports) if can_draw() else None)
+    print("\n".join([text, *written]))
 
 
 def console() -> int:
@@ -74,7 +77,6 @@ def _order(dataset: IndexedDataset, seed: int, first: int, end: int) -> str:
 
 def _check_output(directory: str) -> None:
     """Refuse what could not be written, before the work."""
-    check_drawing()
     try:
         os.makedirs(directory, exist_ok=True)
     except OSError as error:
@@ -83,13 +85,19 @@ def _check_output(directory: str) -> None:
         raise InputError(f"--output {directory}: not writable")
 
 
-def _write(directory: str, text: str, figures: str, image: bytes) -> None:
-    text += f"![Truncations by document length]({FIGURE})\n"
-    contents = {"report.md": text.encode(), "report.json": figures.encode(), FIGURE: image}
-    for name, content in contents.items():
+def _write(directory: str, text: str, figures: str, image: bytes | None) -> list[str]:
+    """Write the files; returns a line about each."""
+    contents = {"report.json": figures.encode()}
+    lines = [f"no {FIGURE}: it needs matplotlib, {PIP_COMMAND}"]
+    if image is not None:
+        text += f"![Truncations by document length]({FIGURE})\n"
+        contents[FIGURE] = image
+        lines = []
+    for name, content in ({"report.md": text.encode()} | contents).items():
         path = os.path.join(directory, name)
         try:
             write_whole(path, content)
         except OSError as error:
             raise InputError(f"{path}: cannot be written: {error.strerror}") from None
-        print(f"wrote {path}")
+        lines.append(f"wrote {path}")
+    return lines

@@ -3,6 +3,7 @@
 import argparse
 import os
 
+from .command_line import dataset_prefix
 from .errors import InputError, OptionError, SequenceIndexError
 from .files import write_whole
 from .index_building import open_existing
@@ -22,7 +23,9 @@ SEED = 1234
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the verb."""
-    parser.add_argument("prefix", metavar="PREFIX", help="the dataset's path without .bin or .idx")
+    parser.add_argument(
+        "prefix", type=dataset_prefix, metavar="PREFIX", help="the dataset's path, with or without .bin or .idx"
+    )
     parser.add_argument("--seq-length", type=int, required=True, metavar="L", help="tokens a sequence")
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--sequence", type=int, metavar="I", help="a sequence of the index, counted from 0")

@@ -2,6 +2,7 @@
 
 import argparse
 
+from .command_line import dataset_prefix
 from .errors import OptionError
 from .index_verification import verify_all
 from .indexed_dataset import IndexedDataset
@@ -14,7 +15,9 @@ from .token_verification import verify_tokens
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the verb."""
-    parser.add_argument("prefix", metavar="PREFIX", help="the dataset's path without .bin or .idx")
+    parser.add_argument(
+        "prefix", type=dataset_prefix, metavar="PREFIX", help="the dataset's path, with or without .bin or .idx"
+    )
     parser.add_argument("--data-cache-path", help="also check the dataset's indexes in this cache")
     parser.add_argument(
         "--tokens", action="store_true", help="read the .bin, too: ids in the vocabulary, an EOD at each document's end"
