@@ -13,6 +13,7 @@ imported when first used.
 from ._version import __version__
 from .errors import BFPError, IndexedDatasetError, InputError, IntegrationError, OptionError, SequenceIndexError
 from .integrations.activation import install
+from .optional import not_installed
 from .packing import Packing, pack
 
 __all__ = [
@@ -31,9 +32,18 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str):
-    if name in ("BFPGPTDataset", "BFPGPTDatasetConfig"):
-        from . import gpt_dataset
+_LAZY = {"BFPGPTDataset", "BFPGPTDatasetConfig"}
 
-        return getattr(gpt_dataset, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+def __getattr__(name: str):
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        from . import gpt_dataset
+    except ModuleNotFoundError as error:
+        raise not_installed(error, f"megatron_bfp.{name}") from None
+    return getattr(gpt_dataset, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})

@@ -16,8 +16,13 @@ import copy
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from megatron.core.packed_seq_params import PackedSeqParams
+try:
+    import torch
+    from megatron.core.packed_seq_params import PackedSeqParams
+except ModuleNotFoundError as error:
+    from .optional import not_installed
+
+    raise not_installed(error, __name__) from None
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.spec_utils import ModuleSpec

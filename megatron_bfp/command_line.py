@@ -12,6 +12,7 @@ from ._version import __version__
 from .errors import BFPError, OptionError
 from .index_format import index_directory
 from .indexed_dataset import idx_path
+from .optional import not_installed
 
 CLOSED_PIPE_STATUS = 141
 """What a shell says of a program that SIGPIPE ended, as ``cat`` is by ``cat FILE | head``."""
@@ -72,6 +73,12 @@ def run(main: Callable[[], int | None], name: str, quiet: bool = False) -> int:
         if not (quiet and isinstance(error, OptionError)):
             _tell(f"{name}: error: {error}")
         return 2
+    except ModuleNotFoundError as error:
+        explained = not_installed(error, name)
+        if explained is error:
+            raise
+        _tell(f"{name}: error: {explained}")
+        return 2
     except KeyboardInterrupt:
         _tell(f"{name}: interrupted")
         return 130
@@ -84,7 +91,7 @@ def run(main: Callable[[], int | None], name: str, quiet: bool = False) -> int:
 
 
 def _run_and_flush(main: Callable[[], int | None]) -> int:
-    """What ``main`` returns, when all that it printed has gone out: Python would do that after the exit status is set."""
+    """What ``main`` returns, once all that it printed has gone out; Python itself does that when it is too late."""
     try:
         status = main() or 0
     except SystemExit:  # --help and --version print, too

@@ -8,10 +8,11 @@ from .errors import InputError, OptionError
 from .files import write_whole
 from .index_format import document_range
 from .indexed_dataset import IndexedDataset
+from .optional import pip_command
 from .packing import checked_cap, checked_count
 from .progress import terminal_progress
 from .report import make_report, megatron_order
-from .report_pages import PIP_COMMAND, can_draw, draw, to_json, to_markdown
+from .report_pages import can_draw, draw, to_json, to_markdown
 from .splits import split_fractions
 
 NAME = "report_bfp"
@@ -88,7 +89,7 @@ def _check_output(directory: str) -> None:
 def _write(directory: str, text: str, figures: str, image: bytes | None) -> list[str]:
     """Write the files; returns a line about each."""
     contents = {"report.json": figures.encode()}
-    lines = [f"no {FIGURE}: it needs matplotlib, {PIP_COMMAND}"]
+    lines = [f"no {FIGURE}: it needs matplotlib, {pip_command('matplotlib')}"]
     if image is not None:
         text += f"![Truncations by document length]({FIGURE})\n"
         contents[FIGURE] = image

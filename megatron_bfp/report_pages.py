@@ -8,11 +8,9 @@ from importlib.util import find_spec
 from typing import Any
 
 from .errors import InputError
+from .optional import pip_command
 from .report import Compactness, Report, Spread
 from .tables import format_table, wrap
-
-PIP_COMMAND = "pip install 'megatron-bfp[report]'"
-"""What makes ``draw`` possible."""
 
 
 def to_json(title: dict[str, Any], reports: Sequence[Report]) -> str:
@@ -46,7 +44,7 @@ def draw(reports: Sequence[Report]) -> bytes:
         InputError: matplotlib is not installed.
     """
     if not can_draw():
-        raise InputError(f"the figure needs matplotlib: {PIP_COMMAND}")
+        raise InputError(f"the figure needs matplotlib: {pip_command('matplotlib')}")
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(5.2 * len(reports), 6.4), layout="constrained")
@@ -105,7 +103,8 @@ def _corpus(reports: Sequence[Report]) -> str:
     first = reports[0]
     size = f"{first.documents:,} documents ({first.empty_documents:,} of them empty), {first.tokens:,} tokens"
     header = ["seq_length", "longer documents", "%", "tokens in them", "%"]
-    return f"{wrap(f'{size}. Documents longer than a sequence must be cut:')}\n\n{format_table(header, rows, markdown=True)}"
+    note = wrap(f"{size}. Documents longer than a sequence must be cut:")
+    return f"{note}\n\n{format_table(header, rows, markdown=True)}"
 
 
 def _verdict(report: Report) -> str:

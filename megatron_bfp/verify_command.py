@@ -1,6 +1,9 @@
 """``python -m megatron_bfp verify``: every byte of a dataset's indexes, and with ``--tokens`` every token."""
 
 import argparse
+import os
+from collections.abc import Sequence
+from itertools import groupby
 
 from .command_line import dataset_prefix
 from .errors import OptionError
@@ -9,6 +12,7 @@ from .indexed_dataset import IndexedDataset
 from .packing import checked_count
 from .preprocessing.tokenizers import load_tokenizer
 from .progress import terminal_progress
+from .sequence_index import SequenceIndex
 from .tables import format_table
 from .token_verification import verify_tokens
 
@@ -36,14 +40,23 @@ def verify_command(options: argparse.Namespace) -> None:
         BFPError: bad options, or something is wrong.
     """
     vocabulary = _vocabulary(options)
+    parts = []  # printed at the end: whoever reads may stop before it
     if vocabulary is not None:
         dataset = IndexedDataset(options.prefix)
         verify_tokens(dataset, *vocabulary, terminal_progress)
-        print(f"{options.prefix}: {dataset.num_tokens:,} tokens of {dataset.num_documents:,} documents are right")
+        parts.append(
+            f"{options.prefix}:\n{dataset.num_tokens:,} tokens of {dataset.num_documents:,} documents are right"
+        )
     indexes = verify_all(options.prefix, options.data_cache_path, terminal_progress)
+    for folder, those_there in groupby(indexes, key=lambda index: os.path.dirname(index.path)):
+        parts.append(f"{folder}:\n{_table(list(those_there))}")
+    print("\n\n".join(parts))
+
+
+def _table(indexes: Sequence[SequenceIndex]) -> str:
     names = ("documents", "empty_documents", "tokens", "sequences", "padding")
-    rows = [[index.path, *(index.counts[name] for name in names), "whole"] for index in indexes]
-    print(format_table(["index", *(name.replace("_", " ") for name in names), "state"], rows))
+    rows = [[index.key.name, "whole", *(index.counts[name] for name in names)] for index in indexes]
+    return format_table(["index", "state", "documents", "empty", "tokens", "sequences", "padding"], rows)
 
 
 def _vocabulary(options: argparse.Namespace) -> tuple[int, int | None] | None:

@@ -10,9 +10,9 @@ hide what is missing from the index; only ``PIP_CERT`` is kept. Each resolution 
 constraints.txt '.[EXTRA]'`` in an empty environment of its own, with a pinned pip. pip's ``fast-deps`` only saves time:
 wheels of gigabytes are asked for their metadata and not downloaded, where the index can do that.
 
-Where an interpreter is missing, pip resolves for it with ``--python-version`` and ``--only-binary=:all:``. pip would then
-judge markers such as ``python_version < "3.11"`` by the interpreter it runs in, so it is told which one is meant, and
-packages without wheels (deepspeed) are built first, as their wheels are for any Python.
+Where an interpreter is missing, pip resolves for it with ``--python-version`` and ``--only-binary=:all:``. pip would
+then judge markers such as ``python_version < "3.11"`` by the interpreter it runs in, so it is told which one is meant,
+and packages without wheels (deepspeed) are built first, as their wheels are for any Python.
 """
 
 import argparse
@@ -129,7 +129,9 @@ def main() -> int:
     """Resolve everything; returns 1 if something does not resolve."""
     parser = argparse.ArgumentParser(description="Check that each extra resolves from the package index alone.")
     parser.add_argument("--python", nargs="+", default=VERSIONS, metavar="X.Y", help="versions of Python")
-    parser.add_argument("--extra", nargs="+", metavar="NAME", help="extras to look at (default: each, and all together)")
+    parser.add_argument(
+        "--extra", nargs="+", metavar="NAME", help="extras to look at (default: each, and all together)"
+    )
     parser.add_argument("--no-interpreters", action="store_true", help="resolve as where no other Python is installed")
     options = parser.parse_args()
     extras = extras_of_project()

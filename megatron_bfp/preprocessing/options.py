@@ -93,11 +93,13 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--vocab-size", type=int, metavar="N", help="special tokens included (default: at most 2**17)"
     )
     existing = parser.add_argument_group("datasets that exist")
+    existing.add_argument("--indexed", nargs="+", type=dataset_prefix, metavar="PREFIX", help="build their indexes")
     existing.add_argument(
-        "--indexed", nargs="+", type=dataset_prefix, metavar="PREFIX", help="build their indexes"
-    )
-    existing.add_argument(
-        "--merge", nargs="+", type=dataset_prefix, metavar="PREFIX", help="join them, in this order, to OUT.bin and OUT.idx"
+        "--merge",
+        nargs="+",
+        type=dataset_prefix,
+        metavar="PREFIX",
+        help="join them, in this order, to OUT.bin and OUT.idx",
     )
     index = parser.add_argument_group("sequence index")
     index.add_argument("--seq-length", nargs="+", type=int, default=[], metavar="L", help="tokens a sequence")
