@@ -58,6 +58,15 @@ def dataset_prefix(path: str) -> str:
     return prefix
 
 
+def say(text: str) -> None:
+    """Print what a command has to say, at once.
+
+    Raises:
+        BFPError: it cannot be written, as where the disk is full.
+    """
+    _write_out(text + "\n")
+
+
 def run(main: Callable[[], int | None], name: str, quiet: bool = False) -> int:
     """Run a command and turn its errors into an exit status: 0 done, 2 bad options or input, 130 interrupted.
 
@@ -95,15 +104,17 @@ def _run_and_flush(main: Callable[[], int | None]) -> int:
     try:
         status = main() or 0
     except SystemExit:  # --help and --version print, too
-        _flush()
+        _write_out()
         raise
-    _flush()
+    _write_out()
     return status
 
 
-def _flush() -> None:
+def _write_out(text: str = "") -> None:
+    """Write to standard output what is there to write, if the caller has not closed it."""
     try:
-        if sys.stdout is not None:  # as it is where the caller closed it
+        if sys.stdout is not None:
+            sys.stdout.write(text)
             sys.stdout.flush()
     except BrokenPipeError:
         raise

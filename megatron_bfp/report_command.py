@@ -3,7 +3,7 @@
 import os
 from collections.abc import Sequence
 
-from .command_line import Parser, dataset_prefix, run
+from .command_line import Parser, dataset_prefix, run, say
 from .errors import InputError, OptionError
 from .files import write_whole
 from .index_format import document_range
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.output:  # before anything is printed: whoever reads may stop after three lines
         title = {"dataset": options.prefix, "documents": [first, end], "seed": options.seed}
         written = _write(options.output, text, to_json(title, reports), draw(reports) if can_draw() else None)
-    print("\n".join([text, *written]))
+    say("\n".join([text, *written]))
 
 
 def console() -> int:

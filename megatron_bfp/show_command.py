@@ -3,7 +3,7 @@
 import argparse
 import os
 
-from .command_line import dataset_prefix
+from .command_line import dataset_prefix, say
 from .errors import InputError, OptionError, SequenceIndexError
 from .files import write_whole
 from .index_building import open_existing
@@ -61,9 +61,9 @@ def show(options: argparse.Namespace) -> None:
     text = to_text(view, tokenizer, options.text)
     if options.html is not None:
         _write_page(options.html, to_html(view, tokenizer))
-    print(text)
+    say(text)
     if options.html is not None:
-        print(f"\nwrote {options.html}")
+        say(f"\nwrote {options.html}")
 
 
 def _check(options: argparse.Namespace) -> None:

@@ -5,7 +5,7 @@ import os
 from collections.abc import Sequence
 from itertools import groupby
 
-from .command_line import dataset_prefix
+from .command_line import dataset_prefix, say
 from .errors import OptionError
 from .index_verification import verify_all
 from .indexed_dataset import IndexedDataset
@@ -50,7 +50,7 @@ def verify_command(options: argparse.Namespace) -> None:
     indexes = verify_all(options.prefix, options.data_cache_path, terminal_progress)
     for folder, those_there in groupby(indexes, key=lambda index: os.path.dirname(index.path)):
         parts.append(f"{folder}:\n{_table(list(those_there))}")
-    print("\n\n".join(parts))
+    say("\n\n".join(parts))
 
 
 def _table(indexes: Sequence[SequenceIndex]) -> str:

