@@ -26,7 +26,7 @@ NEEDED = ("LICENSE", "README.md", "pyproject.toml", "constraints.txt", "ruff.tom
 """Some files of the source distribution, beside all of the folders in FOLDERS."""
 FOLDERS = ("megatron_bfp", "examples", "tools", "tests")
 COMMANDS = (["megatron-bfp-preprocess"], ["megatron-bfp-report"], ["python", "-m", "megatron_bfp"])
-RUN_FROM_SOURCE = ("tests/test_faults.py", "tests/test_shuffle.py", "tests/test_splits.py", "tests/test_package.py")
+RUN_FROM_SOURCE = ("tests/test_cases.py", "tests/test_shuffle.py", "tests/test_splits.py", "tests/test_safety.py")
 USE = """
 import sys, megatron_bfp
 from megatron_bfp.indexed_dataset import IndexedDatasetWriter
@@ -89,7 +89,7 @@ def check_installed(wheel: Path, folder: Path, version: str) -> None:
             sys.exit(f"tests/package.py: {' '.join(command)} --version prints {printed!r}, not {version}")
     call([environment / "bin/python", "-c", USE, environment], folder)
     report = call([environment / "bin/megatron-bfp-report", environment / "data", "--seq-length", "8"], folder)
-    if "documents cut needlessly" not in report:
+    if "Documents cut needlessly" not in report:
         sys.exit(f"tests/package.py: the installed report prints {report!r}")
 
 
