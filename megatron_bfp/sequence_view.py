@@ -155,10 +155,10 @@ def headline(view: SequenceView) -> str:
 
 
 def _name(view: SequenceView) -> str:
-    """Dataset and index, and in the next line which sequence."""
+    """Dataset, index and which sequence, a line each."""
     origin = f"{view.origin}: " if view.origin else ""
     sequence = f"{origin}sequence {view.sequence:,} of {view.num_sequences:,}"
-    return f"{printable(view.prefix)}, index {view.index_name}\n{sequence}"
+    return f"{printable(view.prefix)}\nindex {view.index_name}\n{sequence}"
 
 
 def _counts(view: SequenceView) -> str:
