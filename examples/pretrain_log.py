@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from megatron_bfp.errors import BFPError, InputError, OptionError
+from megatron_bfp.optional import pip_command
 
 PEAK_FLOPS = {"A100": 312e12, "H100": 989e12, "H200": 989e12, "B200": 2250e12}
 """Dense bf16 FLOP/s by a part of the device's name (SXM boards)."""
@@ -97,7 +98,7 @@ class Log:
             try:
                 from torch.utils.tensorboard import SummaryWriter
             except ImportError:
-                raise OptionError("--tensorboard-dir needs tensorboard: pip install tensorboard") from None
+                raise OptionError(f"--tensorboard-dir needs tensorboard: {pip_command('tensorboard')}") from None
             try:
                 self._writer = SummaryWriter(tensorboard_dir)
             except OSError as error:

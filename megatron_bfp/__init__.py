@@ -10,11 +10,11 @@ The way of the data, with the module that takes each step::
 imported when first used.
 """
 
+from ._version import __version__
 from .errors import BFPError, IndexedDatasetError, InputError, IntegrationError, OptionError, SequenceIndexError
 from .integrations.activation import install
+from .optional import not_installed
 from .packing import Packing, pack
-
-__version__ = "0.1.0"
 
 __all__ = [
     "BFPError",
@@ -26,14 +26,24 @@ __all__ = [
     "OptionError",
     "Packing",
     "SequenceIndexError",
+    "__version__",
     "install",
     "pack",
 ]
 
 
-def __getattr__(name: str):
-    if name in ("BFPGPTDataset", "BFPGPTDatasetConfig"):
-        from . import gpt_dataset
+_LAZY = {"BFPGPTDataset", "BFPGPTDatasetConfig"}
 
-        return getattr(gpt_dataset, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+def __getattr__(name: str):
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        from . import gpt_dataset
+    except ModuleNotFoundError as error:
+        raise not_installed(error, f"megatron_bfp.{name}") from None
+    return getattr(gpt_dataset, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})

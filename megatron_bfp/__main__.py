@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from . import show_command, verify_command
-from .command_line import Parser, run, typed_name
+from .command_line import Parser, run, say, typed_name
 from .integrations import startup_file
 from .integrations.activation import is_script, run_script
 from .integrations.refusals import rank
@@ -52,11 +52,11 @@ def _parser() -> Parser:
 def startup_command(verb: str) -> None:
     """Write, remove or look for the start-up file, and say where it is."""
     if verb == "enable":
-        print(f"enabled for {sys.executable}: {startup_file.enable()}")
+        say(f"enabled for {sys.executable}: {startup_file.enable()}")
     elif verb == "disable":
-        print("\n".join(f"removed {path}" for path in startup_file.disable()) or "it was not enabled")
+        say("\n".join(f"removed {path}" for path in startup_file.disable()) or "it was not enabled")
     else:
-        print("\n".join(f"enabled: {path}" for path in startup_file.installed_at()) or "not enabled")
+        say("\n".join(f"enabled: {path}" for path in startup_file.installed_at()) or "not enabled")
 
 
 if __name__ == "__main__":

@@ -25,9 +25,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import torch
-from megatron.core import tensor_parallel
-from megatron.core.packed_seq_params import PackedSeqParams
+try:
+    import torch
+    from megatron.core import tensor_parallel
+    from megatron.core.packed_seq_params import PackedSeqParams
+except ModuleNotFoundError as error:
+    from .optional import not_installed
+
+    raise not_installed(error, __name__) from None
 from megatron.core.transformer import multi_token_prediction
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.module import MegatronModule

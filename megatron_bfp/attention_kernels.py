@@ -11,7 +11,12 @@ from functools import lru_cache, partial
 from inspect import signature
 from typing import Any, NamedTuple
 
-import torch
+try:
+    import torch
+except ModuleNotFoundError as error:
+    from .optional import not_installed
+
+    raise not_installed(error, __name__) from None
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 

@@ -13,8 +13,13 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
+try:
+    import torch
+    from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
+except ModuleNotFoundError as error:
+    from .optional import not_installed
+
+    raise not_installed(error, __name__) from None
 from megatron.core.datasets.object_storage_utils import is_object_storage_path
 from megatron.core.datasets.utils import Split
 from megatron.core.utils import log_single_rank

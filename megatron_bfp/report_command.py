@@ -3,15 +3,16 @@
 import os
 from collections.abc import Sequence
 
-from .command_line import Parser, run, typed_name
+from .command_line import Parser, dataset_prefix, run, say, typed_name
 from .errors import InputError, OptionError
 from .files import write_whole
 from .index_format import split_range
 from .indexed_dataset import IndexedDataset
+from .optional import pip_command
 from .packing import checked_cap, checked_seq_length
 from .progress import terminal_progress
 from .report import make_report, megatron_order
-from .report_pages import check_drawing, draw, to_json, to_markdown
+from .report_pages import can_draw, draw, to_json, to_markdown
 
 CAPS = (32, 128)
 """Limits on the documents of a sequence that are compared where none are given."""
@@ -26,7 +27,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     """
     description = "What best-fit packing saves and costs on a dataset, beside concatenation."
     parser = Parser(prog=typed_name(), description=description)
-    parser.add_argument("prefix", metavar="PREFIX", help="the dataset's path without .bin or .idx")
+    parser.add_argument(
+        "prefix", type=dataset_prefix, metavar="PREFIX", help="the dataset's path, with or without .bin or .idx"
+    )
     parser.add_argument("--seq-length", nargs="+", type=int, required=True, metavar="L", help="tokens a sequence")
     parser.add_argument("--output", metavar="DIR", help="write report.md, report.json and truncations.png there")
     parser.add_argument("--seed", type=int, default=1234, help="Megatron's, which orders documents (default: 1234)")
@@ -48,10 +51,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     ordered = megatron_order(dataset.document_lengths.range(first, end), options.seed, terminal_progress)
     reports = [make_report(ordered, seq_length, caps, terminal_progress) for seq_length in lengths]
     text = to_markdown(options.prefix, _order(dataset, options.seed, first, end), reports)
-    print(text, flush=True)
-    if options.output:
+    written = []
+    if options.output:  # before anything is printed: whoever reads may stop after three lines
         title = {"dataset": options.prefix, "documents": [first, end], "seed": options.seed}
-        _write(options.output, text, to_json(title, reports), draw(reports))
+        written = _write(options.output, text, to_json(title, reports), draw(reports) if can_draw() else None)
+    say("\n".join([text, *written]))
 
 
 def console() -> int:
@@ -72,7 +76,6 @@ def _order(dataset: IndexedDataset, seed: int, first: int, end: int) -> str:
 
 def _check_output(directory: str) -> None:
     """Refuse what could not be written, before the work."""
-    check_drawing()
     try:
         os.makedirs(directory, exist_ok=True)
     except OSError as error:
@@ -81,13 +84,19 @@ def _check_output(directory: str) -> None:
         raise InputError(f"--output {directory}: not writable")
 
 
-def _write(directory: str, text: str, figures: str, image: bytes) -> None:
-    text += f"![Truncations by document length]({FIGURE})\n"
-    contents = {"report.md": text.encode(), "report.json": figures.encode(), FIGURE: image}
-    for name, content in contents.items():
+def _write(directory: str, text: str, figures: str, image: bytes | None) -> list[str]:
+    """Write the files; returns a line about each."""
+    contents = {"report.json": figures.encode()}
+    lines = [f"no {FIGURE}: it needs matplotlib, {pip_command('matplotlib')}"]
+    if image is not None:
+        text += f"![Truncations by document length]({FIGURE})\n"
+        contents[FIGURE] = image
+        lines = []
+    for name, content in ({"report.md": text.encode()} | contents).items():
         path = os.path.join(directory, name)
         try:
             write_whole(path, content)
         except OSError as error:
             raise InputError(f"{path}: cannot be written: {error.strerror}") from None
-        print(f"wrote {path}")
+        lines.append(f"wrote {path}")
+    return lines

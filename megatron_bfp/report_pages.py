@@ -8,8 +8,9 @@ from importlib.util import find_spec
 from typing import Any
 
 from .errors import InputError
+from .optional import pip_command
 from .report import Compactness, Report, Spread
-from .tables import format_table
+from .tables import format_table, wrap
 
 
 def to_json(title: dict[str, Any], reports: Sequence[Report]) -> str:
@@ -18,25 +19,22 @@ def to_json(title: dict[str, Any], reports: Sequence[Report]) -> str:
 
 
 def to_markdown(prefix: str, order: str, reports: Sequence[Report]) -> str:
-    """The whole report.
+    """The whole report, in lines of at most 80 columns; what people came for is first.
 
     Args:
         prefix: the dataset's path.
         order: a sentence that says in which order concatenation joins the documents.
     """
-    parts = [f"# Best-fit packing of {prefix}", _corpus(reports), order]
+    parts = [f"# Best-fit packing of {prefix}", _headline(reports), _corpus(reports), wrap(order)]
     for report in reports:
-        parts += [f"## seq_length {report.seq_length}", _verdict(report), _compactness(report), _sequences(report)]
-        parts += [_cuts(report)]
+        parts += [f"## seq_length {report.seq_length}", wrap(_verdict(report)), _compactness(report)]
+        parts += [_sequences(report), _cuts(report)]
     return "\n\n".join(parts) + "\n"
 
 
-def check_drawing() -> None:
-    """Raises:
-    InputError: matplotlib is not installed.
-    """
-    if find_spec("matplotlib") is None:
-        raise InputError("the figure needs matplotlib: pip install 'megatron-bfp[report]'")
+def can_draw() -> bool:
+    """Whether matplotlib is installed, which ``draw`` needs."""
+    return find_spec("matplotlib") is not None
 
 
 def draw(reports: Sequence[Report]) -> bytes:
@@ -45,7 +43,8 @@ def draw(reports: Sequence[Report]) -> bytes:
     Raises:
         InputError: matplotlib is not installed.
     """
-    check_drawing()
+    if not can_draw():
+        raise InputError(f"the figure needs matplotlib: {pip_command('matplotlib')}")
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(5.2 * len(reports), 6.4), layout="constrained")
@@ -78,23 +77,40 @@ def draw(reports: Sequence[Report]) -> bytes:
     return image.getvalue()
 
 
+def _headline(reports: Sequence[Report]) -> str:
+    """Documents that are cut though they would fit into a sequence, before and after."""
+    rows = []
+    for report in reports:
+        cut, sequences = _cut_needlessly(report), report.packings[0].sequences
+        extra = sequences - report.concatenated_sequences
+        rows.append([report.seq_length, *cut, extra, f"{_percent(extra, report.concatenated_sequences, 5)} %"])
+    header = ["seq_length", "concatenation", "packing", "more sequences", "by"]
+    note = "Documents cut needlessly, that is, though they fit into one sequence:"
+    return f"{note}\n\n{format_table(header, rows, markdown=True)}"
+
+
+def _cut_needlessly(report: Report) -> tuple[int, int]:
+    """Documents of at most seq_length tokens that concatenation cuts, and that packing cuts."""
+    fitting = [found for found in report.length_classes if found.longest <= report.seq_length]
+    return sum(found.cut_by_concatenation for found in fitting), sum(found.cut_by_packing for found in fitting)
+
+
 def _corpus(reports: Sequence[Report]) -> str:
     rows = []
     for report in reports:
         shares = [_percent(report.long_documents, report.documents), _percent(report.long_tokens, report.tokens)]
-        rows.append([report.seq_length, report.documents, report.empty_documents, report.tokens])
-        rows[-1] += [report.long_documents, shares[0], report.long_tokens, shares[1]]
-    header = ["L", "documents", "of these empty", "tokens", "documents longer than L", "%", "tokens in them", "%"]
-    return format_table(header, rows, markdown=True)
+        rows.append([report.seq_length, report.long_documents, shares[0], report.long_tokens, shares[1]])
+    first = reports[0]
+    size = f"{first.documents:,} documents ({first.empty_documents:,} of them empty), {first.tokens:,} tokens"
+    header = ["seq_length", "longer documents", "%", "tokens in them", "%"]
+    note = wrap(f"{size}. Documents longer than a sequence must be cut:")
+    return f"{note}\n\n{format_table(header, rows, markdown=True)}"
 
 
 def _verdict(report: Report) -> str:
     """What packing does here, in sentences."""
     best = report.packings[0]
-    cut = [
-        sum(getattr(found, name) for found in report.length_classes if found.longest <= report.seq_length)
-        for name in ("cut_by_concatenation", "cut_by_packing")
-    ]
+    cut = _cut_needlessly(report)
     extra = best.sequences - report.concatenated_sequences
     sentences = [
         f"Of the documents that fit into a sequence, concatenation cuts {cut[0]:,}, packing {cut[1]:,}.",
@@ -117,18 +133,22 @@ def _verdict(report: Report) -> str:
 
 
 def _compactness(report: Report) -> str:
-    length, rows = report.seq_length, []
-    fewest = report.concatenated_sequences
+    length, fewest = report.seq_length, report.concatenated_sequences
     padding = fewest * length - report.tokens
-    rows.append(["concatenation", fewest, padding, _percent(padding, fewest * length, 4), 0, "0.00000", fewest])
+    sequences = [["concatenation", fewest, 0, "0.00000", fewest]]
+    positions = [["concatenation", padding, _percent(padding, fewest * length, 4)]]
     for found in report.packings:
         extra = found.sequences - fewest
-        rows.append(
-            [_name(found), found.sequences, found.padding, _percent(found.padding, found.sequences * length, 4)]
-        )
-        rows[-1] += [extra, _percent(extra, fewest, 5), found.lower_bound]
-    header = ["", "sequences", "padding", "% of positions", "more than concatenation", "%", "lower bound"]
-    return format_table(header, rows, markdown=True)
+        sequences.append([_name(found), found.sequences, extra, _percent(extra, fewest, 5), found.lower_bound])
+        positions.append([_name(found), found.padding, _percent(found.padding, found.sequences * length, 4)])
+    tables = [
+        format_table(["", "sequences", "more than concatenation", "%", "lower bound"], sequences, markdown=True),
+        format_table(["", "padding", "% of positions"], positions, markdown=True),
+    ]
+    if len(report.packings) > 1:
+        cap = next(found.max_documents_per_sequence for found in report.packings if found.max_documents_per_sequence)
+        tables.insert(0, f'"at most {cap:,}" is packing with --max-documents-per-sequence {cap}.')
+    return "\n\n".join(tables)
 
 
 def _sequences(report: Report) -> str:
@@ -136,24 +156,29 @@ def _sequences(report: Report) -> str:
     for found in report.packings:
         documents, work = _spread(found.documents_per_sequence, ""), _spread(found.attention_work, ".4f")
         rows.append([_name(found), *documents, *work])
-    header = ["", "documents a sequence, p50", "p99", "max", "attention work, p50", "p99", "max"]
-    note = "Attention work is the sum of squared chunk lengths over L squared; full causal attention is 1."
-    return f"{format_table(header, rows, markdown=True)}\n\n{note}"
+    header = ["", "documents p50", "p99", "max", "work p50", "p99", "max"]
+    note = (
+        "Documents per sequence, and attention work: the sum of squared chunk lengths over L squared; full causal "
+        "attention is 1."
+    )
+    return f"{wrap(note)}\n\n{format_table(header, rows, markdown=True)}"
 
 
 def _cuts(report: Report) -> str:
     rows = []
     for found in report.length_classes:
-        counts = [found.documents, found.tokens, found.cut_by_concatenation]
+        counts = [found.documents, found.cut_by_concatenation]
         counts += [_percent(found.cut_by_concatenation, found.documents), found.cuts_of_concatenation]
-        rows.append([f"{found.shortest:,} to {found.longest:,}", *counts, found.cut_by_packing, found.cuts_of_packing])
-    header = ["length (tokens)", "documents", "tokens", "cut by concatenation", "%", "times", "cut by packing", "times"]
-    return format_table(header, rows, markdown=True)
+        counts += [found.cut_by_packing, found.cuts_of_packing]
+        rows.append([f"{found.shortest:,} to {found.longest:,}", *counts])
+    header = ["length (tokens)", "documents", "cut", "%", "times", "packing", "times"]
+    note = "By document length: documents cut, and how often, by concatenation and then by packing."
+    return f"{wrap(note)}\n\n{format_table(header, rows, markdown=True)}"
 
 
 def _name(found: Compactness) -> str:
     cap = found.max_documents_per_sequence
-    return "packing" if cap is None else f"packing, at most {cap} documents"
+    return "packing" if cap is None else f"at most {cap:,}"
 
 
 def _spread(found: Spread, form: str) -> list[str]:

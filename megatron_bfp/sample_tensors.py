@@ -1,6 +1,11 @@
 """A sample's or a batch's tensors, which travel from a DataLoader's worker to the trainer as one."""
 
-import torch
+try:
+    import torch
+except ModuleNotFoundError as error:
+    from .optional import not_installed
+
+    raise not_installed(error, __name__) from None
 
 WORTH_JOINING = 1 << 21
 """Bytes; copying more than this takes longer than sending the tensors one by one."""

@@ -5,16 +5,17 @@ What is shown is a sample as training gets it, from ``samples.build_sample``.
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
+from unicodedata import east_asian_width
 
 import numpy as np
 
 from .errors import OptionError
 from .samples import Sample, build_sample
 from .sequence_index import SequenceIndex
-from .tables import format_table
+from .tables import WIDTH, format_table
 
-SHORT_TEXT = 48
-"""Characters of a chunk's text in the table."""
+SHORTEST_TEXT = 16
+"""Characters of a chunk's text in the table, at the least: as many as fit."""
 
 
 class Chunk(NamedTuple):
@@ -49,6 +50,13 @@ class Chunk(NamedTuple):
             return "begins here, continues in a later sequence" if self.continues else "whole"
         end = "continues in a later one" if self.continues else "ends here"
         return f"goes on from an earlier sequence, {end}"
+
+    @property
+    def short_part(self) -> str:
+        """The same in one word."""
+        if self.offset == 0:
+            return "first" if self.continues else "whole"
+        return "middle" if self.continues else "last"
 
 
 @dataclass(frozen=True)
@@ -113,7 +121,7 @@ def view_sequence(index: SequenceIndex, sequence: int, origin: str = "") -> Sequ
 
 
 def to_text(view: SequenceView, tokenizer: Any = None, whole_texts: bool = False) -> str:
-    """The sequence for a terminal: a line of figures, a table of its chunks and, if asked for, their texts.
+    """The sequence for a terminal of 80 columns: what it is, a table of its chunks and, if asked for, their texts.
 
     Args:
         tokenizer: gives the texts, as ``load_tokenizer`` returns it; None for none.
@@ -122,14 +130,18 @@ def to_text(view: SequenceView, tokenizer: Any = None, whole_texts: bool = False
     Raises:
         OptionError: a token is not in the tokenizer's vocabulary.
     """
-    header = ["first position", "last position", "document", "offset", "length", "of", "targets", "the document"]
+    header = ["positions", "document", "its tokens", "of", "targets", "part"]
     rows = []
     for chunk in view.chunks:
-        rows.append([chunk.begin, chunk.end - 1, chunk.document, chunk.offset, chunk.length, chunk.document_length])
-        rows[-1] += [chunk.targets, chunk.part]
-        if tokenizer:
-            rows[-1].append(_short_text(view.sample.tokens[chunk.begin : chunk.end], tokenizer))
-    parts = [headline(view), format_table([*header, "text"] if tokenizer else header, rows)]
+        tokens = f"{chunk.offset:,} to {chunk.offset + chunk.length - 1:,}"
+        rows.append([f"{chunk.begin:,} to {chunk.end - 1:,}", chunk.document, tokens, chunk.document_length])
+        rows[-1] += [chunk.targets, chunk.short_part]
+    if tokenizer:
+        room = WIDTH - 2 - max(map(len, format_table(header, rows, width=None).splitlines()))
+        header.append("text")
+        for row, chunk in zip(rows, view.chunks, strict=True):
+            row.append(_short_text(view.sample.tokens[chunk.begin : chunk.end], tokenizer, max(room, SHORTEST_TEXT)))
+    parts = ["\n".join([_name(view), _counts(view)]), format_table(header, rows)]
     if whole_texts:
         for chunk in view.chunks:
             text = tokenizer.decode(view.sample.tokens[chunk.begin : chunk.end])
@@ -139,13 +151,19 @@ def to_text(view: SequenceView, tokenizer: Any = None, whole_texts: bool = False
 
 def headline(view: SequenceView) -> str:
     """What this is, in one line: dataset, index, sequence and counts."""
+    return f"{_name(view)}, {_counts(view)}".replace("\n", ", ")
+
+
+def _name(view: SequenceView) -> str:
+    """Dataset, index and which sequence, a line each."""
     origin = f"{view.origin}: " if view.origin else ""
+    sequence = f"{origin}sequence {view.sequence:,} of {view.num_sequences:,}"
+    return f"{printable(view.prefix)}\nindex {view.index_name}\n{sequence}"
+
+
+def _counts(view: SequenceView) -> str:
     chunks = f"{len(view.chunks)} chunk{'s' * (len(view.chunks) > 1)}"
-    return (
-        f"{printable(view.prefix)}, index {view.index_name}, {origin}sequence {view.sequence:,} of "
-        f"{view.num_sequences:,}: {view.num_tokens:,} tokens in {chunks}, {view.padding:,} padding, "
-        f"{view.num_targets:,} targets"
-    )
+    return f"{view.num_tokens:,} tokens in {chunks}, {view.padding:,} padding, {view.num_targets:,} targets"
 
 
 def chunk_title(chunk: Chunk) -> str:
@@ -170,8 +188,16 @@ def printable(text: str, keep: str = "") -> str:
     )
 
 
-def _short_text(tokens: np.ndarray, tokenizer: Any) -> str:
-    """The beginning of a text, on one line."""
-    text = printable(tokenizer.decode(tokens[:SHORT_TEXT]))
-    is_short = len(tokens) <= SHORT_TEXT and len(text) <= SHORT_TEXT
-    return text if is_short else text[: SHORT_TEXT - 1] + "…"
+def _short_text(tokens: np.ndarray, tokenizer: Any, room: int) -> str:
+    """The beginning of a text, on one line of at most ``room`` columns."""
+    text = printable(tokenizer.decode(tokens[:room]))
+    if len(tokens) <= room and _columns(text) <= room:
+        return text
+    while _columns(text) > room - 1:
+        text = text[:-1]
+    return text + "…"
+
+
+def _columns(text: str) -> int:
+    """The width of a text on a terminal, where Chinese characters and the like take two columns."""
+    return sum(1 + (east_asian_width(character) in "WF") for character in text)

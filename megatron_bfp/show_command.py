@@ -2,6 +2,7 @@
 
 import argparse
 
+from .command_line import dataset_prefix, say
 from .errors import InputError, OptionError
 from .files import write_whole
 from .index_building import open_or_refuse
@@ -20,7 +21,9 @@ SEED = 1234
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the verb."""
-    parser.add_argument("prefix", metavar="PREFIX", help="the dataset's path without .bin or .idx")
+    parser.add_argument(
+        "prefix", type=dataset_prefix, metavar="PREFIX", help="the dataset's path, with or without .bin or .idx"
+    )
     parser.add_argument("--seq-length", type=int, required=True, metavar="L", help="tokens a sequence")
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--sequence", type=int, metavar="I", help="a sequence of the index, counted from 0")
@@ -64,9 +67,9 @@ def show(options: argparse.Namespace) -> None:
     text = to_text(view, tokenizer, options.text)
     if options.html is not None:
         _write_page(options.html, to_html(view, tokenizer))
-    print(text)
+    say(text)
     if options.html is not None:
-        print(f"\nwrote {options.html}")
+        say(f"\nwrote {options.html}")
 
 
 def _check(options: argparse.Namespace) -> None:

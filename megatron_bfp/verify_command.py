@@ -1,8 +1,12 @@
 """``python -m megatron_bfp verify``: every byte of a dataset's indexes, and with ``--tokens`` every token."""
 
 import argparse
+import os
+from collections.abc import Sequence
+from itertools import groupby
 from typing import NamedTuple
 
+from .command_line import dataset_prefix, say
 from .errors import OptionError
 from .index_verification import verify_all
 from .indexed_dataset import IndexedDataset
@@ -10,13 +14,16 @@ from .packing import checked_count
 from .preprocessing.special_tokens import document_template
 from .preprocessing.tokenizers import load_tokenizer
 from .progress import terminal_progress
+from .sequence_index import SequenceIndex
 from .tables import format_table
 from .token_verification import verify_tokens
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the verb."""
-    parser.add_argument("prefix", metavar="PREFIX", help="the dataset's path without .bin or .idx")
+    parser.add_argument(
+        "prefix", type=dataset_prefix, metavar="PREFIX", help="the dataset's path, with or without .bin or .idx"
+    )
     parser.add_argument("--data-cache-path", help="also check the dataset's indexes in this cache")
     parser.add_argument(
         "--tokens", action="store_true", help="read the .bin, too: ids in the vocabulary, BOS and EOD of each document"
@@ -42,14 +49,23 @@ def verify_command(options: argparse.Namespace) -> None:
         BFPError: bad options, or something is wrong.
     """
     vocabulary = _vocabulary(options)
+    parts = []  # printed at the end: whoever reads may stop before it
     if vocabulary is not None:
         dataset = IndexedDataset(options.prefix)
         verify_tokens(dataset, vocabulary.size, vocabulary.eod, terminal_progress, vocabulary.before)
-        print(f"{options.prefix}: {dataset.num_tokens:,} tokens of {dataset.num_documents:,} documents are right")
+        parts.append(
+            f"{options.prefix}:\n{dataset.num_tokens:,} tokens of {dataset.num_documents:,} documents are right"
+        )
     indexes = verify_all(options.prefix, options.data_cache_path, terminal_progress)
+    for folder, those_there in groupby(indexes, key=lambda index: os.path.dirname(index.path)):
+        parts.append(f"{folder}:\n{_table(list(those_there))}")
+    say("\n\n".join(parts))
+
+
+def _table(indexes: Sequence[SequenceIndex]) -> str:
     names = ("documents", "empty_documents", "tokens", "sequences", "padding")
-    rows = [[index.path, *(index.counts[name] for name in names), "whole"] for index in indexes]
-    print(format_table(["index", *(name.replace("_", " ") for name in names), "state"], rows))
+    rows = [[index.key.name, "whole", *(index.counts[name] for name in names)] for index in indexes]
+    return format_table(["index", "state", "documents", "empty", "tokens", "sequences", "padding"], rows)
 
 
 class _Vocabulary(NamedTuple):

@@ -6,8 +6,8 @@
     assert disk.names_not_forced() == []  # folders that may forget a new name
     disk.events                           # ("force" | "name" | "remove", path), in order
 
-A file counts as forced if ``fsync`` or ``fdatasync`` saw it with the size and time of modification that it has when it is
-named; a folder, if each file in it and the folder itself was.
+A file counts as forced if ``fsync`` or ``fdatasync`` saw it with the size and time of modification that it has when it
+is named; a folder, if each file in it and the folder itself was.
 """
 
 import os

@@ -3,16 +3,20 @@
 set -euo pipefail
 version=$1
 candidates=("python$version")
-for root in "${PYENV_ROOT:-}" "$(command -v pyenv >/dev/null && pyenv root || true)" ~/.pyenv; do
+pyenv_root=""
+if command -v pyenv >/dev/null; then
+    pyenv_root=$(pyenv root || true)
+fi
+for root in "${PYENV_ROOT:-}" "$pyenv_root" ~/.pyenv; do
     [ -n "$root" ] || continue
     for candidate in "$root"/versions/"$version".*/bin/python; do
         candidates+=("$candidate")
     done
 done
 for candidate in "${candidates[@]}"; do
-    if found=$("$candidate" -c "import sys
+    if path=$("$candidate" -c "import sys
 print(sys.executable) if '%d.%d' % sys.version_info[:2] == '$version' else sys.exit(1)" 2>/dev/null); then
-        echo "$found"
+        echo "$path"
         exit 0
     fi
 done

@@ -238,27 +238,6 @@ def test_hostfile_launchers_train_across_nodes(tmp_path, launcher):
     train_on_two_nodes(tmp_path, LAUNCH / f"{launcher}.sh", stand_ins, HOSTFILE="hosts")
 
 
-def scripts():
-    """The project's, and not those of virtual environments in its folder."""
-    paths = [path.relative_to(ROOT) for path in ROOT.rglob("*.sh")]
-    found = [ROOT / path for path in sorted(paths) if not path.parts[0].startswith(".") and path.parts[0] != "build"]
-    assert found
-    return found
-
-
-def test_all_scripts_are_bash():
-    for path in scripts():
-        done = subprocess.run(["bash", "-n", str(path)], capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.skipif(not shutil.which("shellcheck"), reason="shellcheck is not installed")
-def test_shellcheck_finds_nothing():
-    command = ["shellcheck", "--external-sources", "--source-path=SCRIPTDIR", *map(str, scripts())]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
-
-
 INTEGRATION = Path(__file__).parent / "integration"
 
 

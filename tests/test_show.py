@@ -94,9 +94,9 @@ def show(*arguments):
 
 
 def printed_rows(text):
-    """The numbers of each row of the table: first, last, document, offset, length, of, targets; and the rest."""
-    rows = re.findall(r"^ *" + r"([\d,]+)  +" * 7 + r"(.*)$", text, re.MULTILINE)
-    return [([int(cell.replace(",", "")) for cell in row[:7]], row[7]) for row in rows]
+    """Of each row of the table: first and last position, document, its first and last token, of, targets; the part."""
+    rows = [line for line in text.splitlines() if re.match(r"[\d,]+ to [\d,]+  ", line)]
+    return [([int(found.replace(",", "")) for found in re.findall(r"[\d,]+", row)], row.split()[-1]) for row in rows]
 
 
 @pytest.mark.parametrize("cap", [None, 2])
@@ -111,17 +111,20 @@ def test_the_table_is_what_index_and_sample_hold(dataset, capsys, cap):
         expected, begin = [], 0
         for document, offset, length in index.chunks(sequence).tolist():
             targets = int(sample.loss_mask[begin : begin + length].sum())
-            expected.append([begin, begin + length - 1, document, offset, length, LENGTHS[document], targets])
+            span = [offset, offset + length - 1]
+            expected.append([begin, begin + length - 1, document, *span, LENGTHS[document], targets])
             begin += length
         rows = printed_rows(text)
         assert [numbers for numbers, _ in rows] == expected
         assert (
-            f"index {index.key.name}, sequence {sequence} of {len(index)}: {begin} tokens in {len(rows)} chunk" in text
+            f"index {index.key.name}\nsequence {sequence} of {len(index)}\n{begin} tokens in {len(rows)} chunk" in text
         )
         assert f"{8 - begin} padding, {int(sample.loss_mask.sum())} targets" in text
-        for (_, _, _, offset, length, of, targets), part in rows:
-            assert (part.startswith("goes on"), "continues" in part) == (offset > 0, offset + length < of)
-            assert targets == length - (offset + length == of)
+        for (_, _, _, offset, last, of, targets), part in rows:
+            assert (
+                part == {(0, 0): "whole", (0, 1): "first", (1, 1): "middle", (1, 0): "last"}[offset > 0, last < of - 1]
+            )
+            assert targets == last + 1 - offset - (last == of - 1)
             parts.add(part)
     assert len(parts) == 4  # whole, and the first, a middle and the last chunk of a document
 
@@ -254,7 +257,8 @@ def test_with_a_tokenizer_texts_are_shown(write_dataset, tmp_path, capsys):
     options = ["--seq-length", 256, "--sequence", 0, "--tokenizer-model", tmp_path / "tokenizer.json"]
     show(dataset.prefix, *options)
     table = capsys.readouterr().out
-    assert "One line\\nand a second\\nOne line\\nand a seco" in table and "…\n" in table
+    assert "One line\\nand a second\\n" in table and "…\n" in table
+    assert max(map(len, table.splitlines()[1:])) == 80  # as much text as there is room for
     assert f"naïve 😀{EOD}\n" in table and "--- document" not in table
     show(dataset.prefix, *options, "--text", "--html", tmp_path / "page.html")
     printed = capsys.readouterr().out

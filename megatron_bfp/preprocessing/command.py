@@ -1,12 +1,11 @@
 """``megatron-bfp-preprocess``, also ``tools/preprocess_bfp.py``: documents to a dataset, datasets to indexes."""
 
 import argparse
-import os
 import signal
 import sys
 from collections.abc import Sequence
 
-from ..command_line import run, typed_name
+from ..command_line import run, say, typed_name
 from ..index_building import build
 from ..index_format import IndexKey, index_directory
 from ..indexed_dataset import IndexedDataset
@@ -15,7 +14,7 @@ from ..progress import terminal_progress
 from ..report import count_cuts
 from ..sequence_index import SequenceIndex
 from ..splits import SPLIT_NAMES
-from ..tables import format_table
+from ..tables import format_table, wrap
 from .dataset import write_datasets
 from .input_files import input_files
 from .options import executor_of, parse, run_of
@@ -31,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     Raises:
         BFPError: bad options or input.
     """
-    options = parse(argv)
+    options, notes = parse(argv), []
     if options.merge:
         for warning in check_parts(options.merge):
             print(f"{typed_name()}: warning: {warning}", file=sys.stderr)
@@ -39,11 +38,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     elif options.indexed:
         datasets = [WrittenDataset(IndexedDataset(prefix, needs_bin=False), 0, 0) for prefix in options.indexed]
     else:
-        datasets = _written(options)
-    rows = [row for written in datasets for row in _build_indexes(written.dataset, options)]
-    _print_datasets(datasets)
-    if rows:
-        _print_indexes(rows)
+        datasets, note = _written(options)
+        notes = [wrap(note)]
+    indexes = [_build_indexes(written.dataset, options) for written in datasets]
+    say("\n\n".join([*map(_description, datasets, indexes), *notes]))
 
 
 def console() -> int:
@@ -52,16 +50,15 @@ def console() -> int:
     return run(main, typed_name())
 
 
-def _written(options: argparse.Namespace) -> list[WrittenDataset]:
-    """The datasets of documents, written or finished before."""
+def _written(options: argparse.Namespace) -> tuple[list[WrittenDataset], str]:
+    """The datasets of documents, written or finished before, and which special tokens each document has."""
     files = input_files(options.input)
     for line in [*map(str, files.left_out), *(f"warning: {warning}" for warning in files.warnings)]:
         print(f"{typed_name()}: {line}", file=sys.stderr)
     run = run_of(options, files.paths)
     datasets = write_datasets(run, executor_of(options), terminal_progress)
     tokenizer = load_tokenizers(run.tokenizer)[0]
-    print(f"Each document: {template_in_words(run.tokenizer.template(tokenizer), tokenizer)}")
-    return datasets
+    return datasets, f"Each document: {template_in_words(run.tokenizer.template(tokenizer), tokenizer)}"
 
 
 def _build_indexes(dataset: IndexedDataset, options: argparse.Namespace) -> list[tuple[str, SequenceIndex]]:
@@ -76,43 +73,38 @@ def _build_indexes(dataset: IndexedDataset, options: argparse.Namespace) -> list
     return built
 
 
-def _print_datasets(datasets: list[WrittenDataset]) -> None:
+def _description(written: WrittenDataset, indexes: list[tuple[str, SequenceIndex]]) -> str:
+    """What a dataset and its indexes are, for a terminal of 80 columns: first the documents that are cut."""
+    dataset = written.dataset
+    left_out = f"{written.num_empty:,} empty and {written.num_bad:,} bad ones left out"
+    size = wrap(f"{dataset.num_documents:,} documents ({left_out}), {dataset.num_tokens:,} tokens, {dataset.dtype}")
+    if not indexes:
+        return f"{dataset.prefix}\n{size}"
+    note = (
+        "Documents cut needlessly, that is, though they fit into one sequence: by concatenation, which joins documents "
+        "in file order and cuts every L tokens, and by packing. Longer ones must be cut."
+    )
+    return "\n\n".join([f"{dataset.prefix}\n{wrap(note)}", _cuts(indexes), size, _sizes(indexes)])
+
+
+def _cuts(indexes: list[tuple[str, SequenceIndex]]) -> str:
+    """A row for each index: its documents that are cut, before and after."""
     rows = []
-    for written in datasets:
-        dataset = written.dataset
-        left_out = (written.num_empty, written.num_bad)
-        rows.append([dataset.prefix, dataset.num_documents, *left_out, dataset.num_tokens, str(dataset.dtype)])
-    print(format_table(["dataset", "documents", "empty, left out", "bad, left out", "tokens", "dtype"], rows))
-    print()
-
-
-def _print_indexes(rows: list[tuple[str, SequenceIndex]]) -> None:
-    header = [
-        "dataset",
-        "index",
-        "split",
-        "documents",
-        "empty documents",
-        "tokens",
-        "sequences",
-        "padding",
-        "padding %",
-    ]
-    counts, cuts = [], []
-    for split, index in rows:
-        key, found = index.key, index.counts
-        positions = found["sequences"] * key.seq_length
-        share = f"{100 * found['padding'] / positions:.4f}" if positions else "0"
-        names = ("documents", "empty_documents", "tokens", "sequences", "padding")
-        counts.append(
-            [os.path.basename(index.dataset.prefix), key.name, split, *(found[name] for name in names), share]
-        )
+    for split, index in indexes:
+        key = index.key
         lengths = index.dataset.document_lengths.range(key.first_document, key.end_document)
         fitting, longer = count_cuts(lengths, key.seq_length, [key.seq_length], terminal_progress)
-        for way in ("concatenation", "packing"):
-            needlessly, needed = (getattr(found, f"cut_by_{way}") for found in (fitting, longer))
-            cuts.append([*counts[-1][:3], way, needlessly + needed, needlessly])
-    print(format_table(header, counts))
-    print()
-    print(format_table([*header[:3], "cut by", "documents cut", "of these, at most seq_length tokens long"], cuts))
-    print("Concatenation joins documents in file order and cuts every seq_length tokens.", flush=True)
+        needlessly = [fitting.cut_by_concatenation, fitting.cut_by_packing]
+        rows.append([key.name, split, *needlessly, longer.documents])
+    return format_table(["index", "split", "concatenation", "packing", "longer than L"], rows)
+
+
+def _sizes(indexes: list[tuple[str, SequenceIndex]]) -> str:
+    """A row for each index: what it holds."""
+    rows = []
+    for _, index in indexes:
+        counts, positions = index.counts, index.counts["sequences"] * index.key.seq_length
+        share = f"{100 * counts['padding'] / positions:.4f}" if positions else "0"
+        names = ("documents", "empty_documents", "tokens", "sequences", "padding")
+        rows.append([index.key.name, *(counts[name] for name in names), share])
+    return format_table(["index", "documents", "empty", "tokens", "sequences", "padding", "padding %"], rows)

@@ -4,7 +4,7 @@ import sys
 import time
 from typing import Any
 
-from ..progress import FIRST_SECONDS
+from ..progress import BAR, FIRST_SECONDS, terminal_bar
 from .amount import Amount
 
 LINE_SECONDS = 30.0
@@ -23,9 +23,9 @@ class Meter:
         self._before = 0
         self._start = time.monotonic()
         self._due = self._start + FIRST_SECONDS
-        self._bar = self._new_bar()
         self.amount = Amount()
         """What was done since the start."""
+        self._bar = self._new_bar()
 
     def __enter__(self) -> "Meter":
         return self
@@ -52,7 +52,7 @@ class Meter:
     def _show(self) -> None:
         if self._bar is not None:
             self._bar.n = min(int(self._before + self.amount.input_bytes), self._bar.total or sys.maxsize)
-            self._bar.set_postfix_str(self._rates(), refresh=False)
+            self._bar.bar_format = self._bar_format()
             self._bar.update(0)
         elif time.monotonic() >= self._due:
             print(f"tokenizing: {self.line()}", file=sys.stderr, flush=True)
@@ -60,28 +60,38 @@ class Meter:
 
     def line(self) -> str:
         """All that is known, on one line."""
-        done = min(self._before + self.amount.input_bytes, self._input_bytes)
-        share = f"{100 * done / self._input_bytes:.0f} %, " if self._input_bytes else ""
-        left = ""
-        if self._input_bytes and self.amount.input_bytes:
-            seconds = (self._input_bytes - done) / self.amount.input_bytes * self.seconds
-            left = f", {_duration(seconds)} left"
-        return f"{share}{self._rates()} after {_duration(self.seconds)}{left}"
+        share = f"{100 * self._done / self._input_bytes:.0f} %, " if self._input_bytes else ""
+        megabytes = f"{self.amount.text_bytes / 1e6:,.0f} MB"
+        text_rate, token_rate = self._rates()
+        rates = f"{text_rate:.1f} MB/s, {token_rate:.2f} M tokens/s"
+        amount = f"{self.amount.documents:,} documents, {megabytes}, {rates}"
+        return f"{share}{amount} after {_duration(self.seconds)}{self._left()}"
 
-    def _rates(self) -> str:
-        amount, seconds = self.amount, max(self.seconds, 1e-9)
-        rates = f"{amount.text_bytes / 1e6 / seconds:.1f} MB/s, {amount.tokens / 1e6 / seconds:.2f} M tokens/s"
-        return f"{amount.documents:,} documents, {amount.text_bytes / 1e6:,.0f} MB, {rates}"
+    @property
+    def _done(self) -> float:
+        """Bytes of input."""
+        return min(self._before + self.amount.input_bytes, self._input_bytes)
+
+    def _left(self) -> str:
+        if not (self._input_bytes and self.amount.input_bytes):
+            return ""
+        return f", {_duration((self._input_bytes - self._done) / self.amount.input_bytes * self.seconds)} left"
+
+    def _rates(self) -> tuple[float, float]:
+        """MB of text and millions of tokens per second."""
+        seconds = max(self.seconds, 1e-9)
+        return self.amount.text_bytes / 1e6 / seconds, self.amount.tokens / 1e6 / seconds
+
+    def _bar_format(self) -> str:
+        """Short enough to leave room for a bar on 80 columns."""
+        number = self.amount.documents
+        documents = f"{number:,}" if number < 1_000_000 else f"{number / 1e6:.2f} M"
+        text_rate, token_rate = self._rates()
+        text = f"{documents} docs, {text_rate:.0f} MB/s, {token_rate:.1f} M tok/s{self._left()}"
+        return f"{BAR if self._input_bytes else 'tokenizing:'} {text}"
 
     def _new_bar(self) -> Any:
-        if not sys.stderr.isatty():
-            return None
-        try:
-            from tqdm import tqdm
-        except ImportError:
-            return None
-        total = self._input_bytes or None
-        return tqdm(total=total, desc="tokenizing", unit="B", unit_scale=True, delay=FIRST_SECONDS, leave=False)
+        return terminal_bar(self._bar_format(), total=self._input_bytes or None)
 
 
 def _duration(seconds: float) -> str:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from ..command_line import Parser, typed_name
+from ..command_line import Parser, dataset_prefix, typed_name
 from ..errors import OptionError
 from ..packing import checked_cap, checked_count, checked_seq_length
 from ..splits import split_fractions
@@ -106,11 +106,13 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--vocab-size", type=int, metavar="N", help="special tokens included (default: at most 2**17)"
     )
     existing = parser.add_argument_group("datasets that exist")
+    existing.add_argument("--indexed", nargs="+", type=dataset_prefix, metavar="PREFIX", help="build their indexes")
     existing.add_argument(
-        "--indexed", nargs="+", metavar="PREFIX", help="build their indexes; paths without .bin or .idx"
-    )
-    existing.add_argument(
-        "--merge", nargs="+", metavar="PREFIX", help="join them, in this order, to OUT.bin and OUT.idx"
+        "--merge",
+        nargs="+",
+        type=dataset_prefix,
+        metavar="PREFIX",
+        help="join them, in this order, to OUT.bin and OUT.idx",
     )
     index = parser.add_argument_group("sequence index")
     index.add_argument("--seq-length", nargs="+", type=int, default=[], metavar="L", help="tokens a sequence")
@@ -170,7 +172,7 @@ def _check(options: argparse.Namespace) -> None:
     if not os.path.isdir(folder):
         raise OptionError(f"--output-prefix {options.output_prefix}: there is no folder {folder}")
     if options.merge:
-        options.merge = [prefix.removesuffix(".idx").removesuffix(".bin") for prefix in options.merge]
+        options.output_prefix = options.output_prefix.removesuffix(".bin").removesuffix(".idx")
         if not options.overwrite:
             refuse_to_replace([options.output_prefix])
         return

@@ -1,0 +1,44 @@
+"""What is not installed, with the pip command that installs it."""
+
+EXTRAS = {
+    "torch": "deepspeed",
+    "megatron": "deepspeed",
+    "deepspeed": "deepspeed",
+    "tokenizers": "preprocess",
+    "sentencepiece": "preprocess",
+    "tiktoken": "preprocess",
+    "regex": "preprocess",
+    "gigatoken": "preprocess",
+    "orjson": "preprocess",
+    "backports": "preprocess",
+    "pyarrow": "preprocess",
+    "tqdm": "preprocess",
+    "matplotlib": "report",
+    "tensorboard": "tensorboard",
+    "ray": "ray",
+    "pyflakes": "ablation",
+}
+"""Module that is imported -> extra that brings it."""
+PACKAGES = {"megatron": "megatron-core", "backports": "backports.zstd"}
+"""Module -> package, where their names differ."""
+
+
+def pip_command(module: str) -> str:
+    """The command that installs what ``import module`` needs."""
+    return f"pip install 'megatron-bfp[{EXTRAS[module]}]'"
+
+
+def not_installed(error: ModuleNotFoundError, what: str = "this") -> ModuleNotFoundError:
+    """The error to raise in place of one that an import raised: it names the package and the pip command.
+
+    Args:
+        what: that which needs the package.
+    """
+    module = (error.name or "").partition(".")[0]
+    if module not in EXTRAS:
+        return error
+    command = pip_command(module)
+    if EXTRAS[module] == "deepspeed":
+        command += ", or pip install torch megatron-core"
+    package = PACKAGES.get(module, module)
+    return ModuleNotFoundError(f"{what} needs the {package} package, which is missing: {command}", name=error.name)
