@@ -290,9 +290,8 @@ class IndexedDataset:
             ends = np.append(ends, self._bin_bytes)
         itemsize = self.dtype.itemsize
         wrong = (lengths < 0) | (starts < 0) | (starts + lengths.astype(np.int64) * itemsize != ends)
-        wrong |= starts % itemsize != 0
-        if first == 0 and end:
-            wrong[0] |= starts[0] != 0
+        if len(starts):  # the others follow from it and the lengths
+            wrong[0] |= starts[0] != 0 if first == 0 else starts[0] % itemsize != 0
         if wrong.any():
             self._refuse(f"length or pointer of sequence {first + int(np.argmax(wrong))}")
 

@@ -299,6 +299,13 @@ def test_fault_D02_document_ids_below_2_to_the_32_are_32_bits():
     assert packing_module.id_dtype(bound + 1) == np.uint64
 
 
+def test_fault_D02_the_longest_document():
+    longest = packing_module.LONGEST_DOCUMENT
+    assert packing_module.take_census(np.array([1, longest]), 1 << 16).num_tokens == longest + 1
+    with pytest.raises(megatron_bfp.OptionError, match="document 1 has the length"):
+        packing_module.take_census(np.array([1, longest + 1]), 1 << 16)
+
+
 def test_fault_D03_a_table_has_no_sequence_behind_the_last():
     table = megatron_bfp.pack([14, 7, 5, 2, 3], 8).table
     for sequence in (-1, table.num_sequences, table.num_sequences + 1):

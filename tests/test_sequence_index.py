@@ -622,6 +622,17 @@ def test_fault_D06_one_token_too_many_is_refused_at_the_read(write_dataset):
         read(1)
 
 
+@pytest.mark.parametrize("outside", [0, 11])
+def test_fault_D06_a_document_outside_the_split_is_refused_at_the_read(index, outside):
+    ids = np.array(index.table.document_ids)
+    sequence = int(index.table.long_documents[-1, 1])  # the first one of remainder chunks
+    index.chunks(sequence)
+    ids[0] = outside  # the dataset has it, the range of the index, 1 to 11, has not
+    index.table = dataclasses.replace(index.table, document_ids=ids)
+    with pytest.raises(SequenceIndexError, match=f"sequence {sequence} names document {outside}"):
+        index.chunks(sequence)
+
+
 def test_fault_D03_positions_and_chunks_end_with_the_last_sequence(index):
     for read in (index.chunks, index.positions):
         read(len(index) - 1)
