@@ -201,7 +201,8 @@ def test_a_tokenizer_without_an_eod_is_refused(run_here, tmp_path, tokenizer_fil
     "name", ["04_missing_key.jsonl", "18_latin1.jsonl", "38_empty_file.jsonl", "10_json_array.json"]
 )
 def test_bad_input_is_one_line_and_leaves_nothing(tmp_path, tokenizer_file, name, workers):
-    common = ("--output-prefix", tmp_path / "out", "--tokenizer-model", tokenizer_file, "--eod-token", EOD)
+    common = ("--output-prefix", tmp_path / "out", "--tokenizer-model", tokenizer_file)
+    common += ("--eod-token", EOD, "--append-eod")
     inputs = [] if name.startswith("38") else [GOOD]
     done = tool("--input", *inputs, DATA / "nasty" / name, *common, "--seq-length", 64, "--workers", workers)
     assert done.returncode == 2 and name in done.stderr and len(done.stderr.splitlines()) == 1

@@ -8,6 +8,7 @@ from megatron_bfp import OptionError  # noqa: E402
 from megatron_bfp.preprocessing.sentencepiece_tokenizer import (  # noqa: E402
     CONTROL,
     SentencePieceTokenizer,
+    _changes_texts,
     _pieces,
     _with_control_pieces,
 )
@@ -104,3 +105,19 @@ def test_a_user_defined_piece_named_as_bos_stays_text(train_sentencepiece):
     with pytest.raises(OptionError, match="--bos-token 'no such': not in the vocabulary"):
         SentencePieceTokenizer(path, bos_token="no such")
     assert SentencePieceTokenizer(train_sentencepiece(bos_id=-1)).bos is None
+
+
+@pytest.mark.parametrize(
+    "normalizer, changes",
+    [
+        (b"", True),  # where the file says nothing, white space is removed
+        (b"\x20\x01", True),
+        (b"\x20\x00", False),
+        (b"\x20\x00\x12\x00", False),
+        (b"\x20\x00\x12\x01x", True),
+    ],
+)
+def test_what_a_model_does_to_a_text_is_read_from_its_file(normalizer, changes):
+    model = b"\x0a\x03\x0a\x01a"
+    assert _changes_texts(model + bytes([3 << 3 | 2, len(normalizer)]) + normalizer) == changes
+    assert _changes_texts(model)

@@ -95,8 +95,18 @@ def test_a_run_with_another_bos_is_another_run(preprocess, tmp_path):
     assert before == [[1, *RIVER, 0]]
 
 
-def test_empty_documents_yield_no_bos(preprocess):
+def test_empty_documents_yield_no_bos(preprocess, zoo):
     assert preprocess(["", "the river", "  \n"], *FAULT, "--append-eod") == [[1, *RIVER, 0]]
+    (kind,) = (kind for kind in zoo if kind.name == "SentencePiece with add_bos")
+    no_token = "\u200b"  # though it is not white space: this model removes it
+    assert preprocess([no_token, "a"], *kind.ours, "--append-eod") == [kind.document("a")]
+
+
+def test_an_eod_that_the_library_adds_is_written_once(zoo):
+    (kind,) = (kind for kind in zoo if kind.name == "RoBERTa")
+    tokenizer = load_tokenizer(*kind.ours[1::2])
+    assert tokenizer.library_adds_after == (tokenizer.eod,) == (1,)
+    assert document_template(tokenizer, None, True).after == document_template(tokenizer, None, False).after == (1,)
 
 
 def test_a_long_text_has_one_bos(preprocess, zoo, monkeypatch):
@@ -160,6 +170,8 @@ def test_bos_of_each_library(zoo):
             bos[kind.name] = load_tokenizer(*kind.ours[1:4:2], needs_eod=False).bos
     assert bos["byte-level"] is None and bos["byte-level with BOS"] == 0 and bos["Llama"] == 1
     assert bos["BERT"] == 0 and bos["fault"] == 1
+    (bert,) = (kind for kind in zoo if kind.name == "BERT")
+    assert load_tokenizer(*bert.ours[1:4:2]).eod == 1  # its [SEP]
     assert bos["SentencePiece"] == 1 and bos["tiktoken in Megatron's form"] == 1
 
 
@@ -180,6 +192,8 @@ def test_special_tokens_are_also_read_from_their_map(tokenizer_folder, tmp_path)
     (tmp_path / "model" / "special_tokens_map.json").write_text(json.dumps(named))
     tokenizer = load_tokenizer("HuggingFaceTokenizer", folder)
     assert (tokenizer.eod, tokenizer.bos) == (0, 1)
+    (tmp_path / "model" / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|pad|>"}))
+    assert load_tokenizer("HuggingFaceTokenizer", folder).eod == 1  # which comes first
     (tmp_path / "model" / "special_tokens_map.json").write_text("[]")
     with pytest.raises(OptionError, match="special_tokens_map.json: not a tokenizer's configuration"):
         load_tokenizer("HuggingFaceTokenizer", folder)
@@ -290,6 +304,9 @@ def test_ends_are_checked_in_every_block(write_dataset, monkeypatch):
     """The first tokens of documents in a later block, beside empty ones."""
     monkeypatch.setattr(token_verification, "BLOCK_DOCUMENTS", 2)
     dataset = write_dataset([[], [1, 2], [1, 3], [], [1], [2, 9]])
+    with pytest.raises(IndexedDatasetError, match=r"document 4 does not begin with BOS \(1, 1\)"):
+        right_but_one = write_dataset([[], [1, 1], [1, 1, 3], [], [1]], name="short")
+        token_verification.verify_tokens(right_but_one, 10, before=(1, 1))
     token_verification.verify_tokens(dataset, 10)
     with pytest.raises(IndexedDatasetError, match=r"document 5 does not begin with BOS \(1\)"):
         token_verification.verify_tokens(dataset, 10, before=(1,))
