@@ -7,6 +7,7 @@ from collections import namedtuple
 
 import pytest
 import save_folder
+from disk_order import watched_disk
 from save_folder import check_save, smallest_checkpoint
 
 from megatron_bfp import OptionError
@@ -84,3 +85,12 @@ def test_fault_C03_a_folder_in_place_of_the_file_latest_is_named(tmp_path):
     (tmp_path / "latest").mkdir()
     with pytest.raises(OptionError, match="'latest' is a folder"):
         check_save(str(tmp_path))
+
+
+def test_what_is_written_is_forced_to_disk_before_it_is_renamed_and_new_folders_too(tmp_path):
+    folder = tmp_path / "a" / "b"
+    with watched_disk() as disk:
+        check_save(str(folder))
+    assert disk.unforced == [] and disk.names_not_forced() == []
+    forced = [path for kind, path in disk.events if kind == "force"]
+    assert str(tmp_path) in forced and str(tmp_path / "a") in forced
