@@ -26,7 +26,7 @@ NEEDED = ("LICENSE", "README.md", "pyproject.toml", "constraints.txt", "ruff.tom
 """Some files of the source distribution, beside all of the folders in FOLDERS."""
 FOLDERS = ("megatron_bfp", "examples", "tools", "tests")
 COMMANDS = (["megatron-bfp-preprocess"], ["megatron-bfp-report"], ["python", "-m", "megatron_bfp"])
-RUN_FROM_SOURCE = ("tests/test_cases.py", "tests/test_shuffle.py", "tests/test_splits.py", "tests/test_safety.py")
+RUN_FROM_SOURCE = ("tests/test_cases.py", "tests/test_shuffle.py", "tests/test_splits.py")
 USE = """
 import sys, megatron_bfp
 from megatron_bfp.indexed_dataset import IndexedDatasetWriter
