@@ -289,3 +289,21 @@ def test_fault_A16_without_dropout_no_random_numbers_are_needed(monkeypatch):
         attention(query, query, query, None, packed_seq_params=boundaries)
     attention.eval()
     attention(query, query, query, None, packed_seq_params=boundaries)
+
+
+@pytest.mark.parametrize("joined", [False, True], ids=["rows", "joined rows"])
+def test_a_softmax_scale_that_is_given_is_used(joined):
+    initialize_megatron()
+    settings = transformer_config(model_options())
+    torch.manual_seed(0)
+    query = torch.randn(24, 1, 4, 16)
+    ends = torch.tensor([0, 24], dtype=torch.int32)
+    boundaries = PackedSeqParams("thd", ends, ends) if joined else document_boundaries(one_segment(24))
+    query = query[:, 0] if joined else query
+
+    def output(scale, factor):
+        attention = DocumentAttention(settings, 1, AttnMaskType.causal, "self", softmax_scale=scale)
+        return attention(query * factor, query, query, None, packed_seq_params=boundaries)
+
+    assert torch.allclose(output(0.5, 1.0), output(None, 0.5 * 16**0.5), atol=1e-5)
+    assert not torch.allclose(output(0.5, 1.0), output(None, 1.0), atol=1e-2)

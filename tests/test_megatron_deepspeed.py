@@ -132,8 +132,9 @@ def test_fault_A13_ids_outside_the_vocabulary_are_named(write_dataset, monkeypat
     for which in range(3):  # before training, from any split
         splits = [None] * 3
         splits[which] = train
-        with pytest.raises(IndexedDatasetError, match=reason):
+        with pytest.raises(IndexedDatasetError, match=reason) as raised:
             megatron_deepspeed._say_what_is_active(lambda splits=splits: splits)()
+        assert raised.value.on_every_rank
 
 
 def test_fault_B15_datasets_are_summed_up_once_for_all_virtual_stages(packed, monkeypatch):

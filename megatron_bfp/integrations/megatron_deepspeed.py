@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..blends import check_weights
-from ..errors import OptionError, UnsupportedMegatronError
+from ..errors import BFPError, OptionError, UnsupportedMegatronError
 from ..packing import checked_seq_length
 from .first_samples import read_first_samples
 from .hooks import Hook, check_hooks, replace
@@ -259,8 +259,12 @@ def _say_what_is_active(build: Callable) -> Callable:
 
         datasets, args = build(*arguments, **keywords), _options()
         consumed = (getattr(args, "consumed_train_samples", 0), getattr(args, "consumed_valid_samples", 0), 0)
-        for dataset, first in zip(datasets, consumed, strict=True):
-            read_first_samples(dataset, first)
+        try:
+            for dataset, first in zip(datasets, consumed, strict=True):
+                read_first_samples(dataset, first)
+        except BFPError as error:
+            error.on_every_rank = True  # all that build datasets read the same samples, rank 0 among them
+            raise
         if is_news([part for dataset in datasets if dataset is not None for part in _parts(dataset)]):
             for line in description(datasets):
                 print_rank_0(line)
