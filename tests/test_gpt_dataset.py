@@ -278,6 +278,13 @@ def test_an_empty_corpus_in_a_blend_is_named_with_its_split(corpora, tmp_path):
             build(sizes, config(blend))
 
 
+def test_whole_epochs_are_no_longer_than_needed(prefix):
+    num_sequences = len(pack(LENGTHS, 8))
+    for num_samples, epochs in ((1, 1), (num_sequences, 1), (num_sequences + 1, 2), (2 * num_sequences, 2)):
+        dataset = build([num_samples, 0, 0], config(([prefix], None)))[0]
+        assert len(dataset) == epochs * num_sequences
+
+
 def test_fault_D05_an_empty_corpus_is_allowed_where_validation_sets_stay_apart(corpora, tmp_path):
     empty = write(tmp_path / "empty", [[]]).prefix
     mixed, plain = ([corpora[0], empty], None), (corpora[:2], None)

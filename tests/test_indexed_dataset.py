@@ -425,3 +425,22 @@ def test_fault_D10_a_stop_while_a_dataset_is_replaced_leaves_none_that_can_be_op
         write(tmp_path / "data", documents_of([4, 3]))
     with pytest.raises(IndexedDatasetError, match="data.idx: no such file"):
         IndexedDataset(str(tmp_path / "data"))
+
+
+@pytest.mark.parametrize("lengths", [[1, 1], [2, 2], [3]])
+def test_lengths_must_be_those_of_the_tokens(tmp_path, lengths):
+    with IndexedDatasetWriter(str(tmp_path / "data"), np.uint16) as writer:
+        if sum(lengths) == 3:
+            writer.add(np.arange(3), np.array(lengths))
+        else:
+            with pytest.raises(InputError, match="lengths add up to"):
+                writer.add(np.arange(3), np.array(lengths))
+
+
+@pytest.mark.parametrize("mmap", [True, False])
+def test_a_bin_with_bytes_that_the_idx_does_not_describe_is_refused(write_dataset, tmp_path, mmap):
+    prefix = write_dataset([[1, 2, 3]]).prefix
+    with open(tmp_path / "data.bin", "ab") as file:
+        file.write(b"\0\0")
+    with pytest.raises(IndexedDatasetError, match="has 8 bytes, .* describes 6"):
+        IndexedDataset(prefix, mmap)

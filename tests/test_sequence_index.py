@@ -28,11 +28,13 @@ from megatron_bfp.files import process_label
 from megatron_bfp.index_building import build, open_or_build
 from megatron_bfp.index_format import (
     IndexKey,
+    cached_index_directory,
     canonical_json,
     checksum,
     document_range,
     ends_sha256,
     index_directory,
+    sampled_fingerprint,
 )
 from megatron_bfp.index_verification import verify, verify_all
 from megatron_bfp.indexed_dataset import IndexedDataset, IndexedDatasetWriter
@@ -633,6 +635,58 @@ def test_fault_D06_a_document_outside_the_split_is_refused_at_the_read(index, ou
         index.chunks(sequence)
 
 
+def test_fault_D06_an_empty_chunk_is_refused_at_the_read(index):
+    ids = np.array(index.table.document_ids)
+    ids[0] = 1  # which is empty
+    sequence = int(index.table.long_documents[-1, 1])
+    index.table = dataclasses.replace(index.table, document_ids=ids)
+    with pytest.raises(SequenceIndexError, match=f"sequence {sequence} has an empty chunk"):
+        index.chunks(sequence)
+
+
+@pytest.mark.parametrize("change", [-1, 1])
+def test_fault_D06_full_chunks_that_a_document_does_not_have_are_refused_at_the_read(write_dataset, change):
+    dataset = write_dataset(documents_of([20, 3]))
+    index = build(dataset, IndexKey(8, 0, 2), index_directory(dataset.prefix))
+    index.chunks(0)
+    long = np.array(index.table.long_documents) + np.array([0, change])
+    index.table = dataclasses.replace(index.table, long_documents=long)
+    with pytest.raises(SequenceIndexError, match="sequence 0 does not match the length of document 0"):
+        index.chunks(0)
+
+
+def test_fault_D08_other_long_documents_are_found_by_verify(write_dataset, tmp_path):
+    dataset = write_dataset(documents_of([8, 3, 8, 9]))
+    key = IndexKey(8, 0, 4)
+    index = build(dataset, key, index_directory(dataset.prefix))
+    verify(index.path, dataset)
+    long = np.array(index.table.long_documents)
+    long[0, 0] = 3  # twice, and document 0 not at all
+    forge(tmp_path / "data.bfp" / key.name, key, long_documents=long)
+    with pytest.raises(SequenceIndexError, match="long_documents.npy does not match"):
+        verify(index.path, dataset)
+
+
+def test_the_sampled_fingerprint_covers_the_whole_file():
+    content = np.zeros(1 << 22, dtype=np.uint8)
+    fingerprints = {sampled_fingerprint(content)["sampled_sha256"]}
+    positions = [0, len(content) - 1, *((len(content) - 4096) * block // 255 + 100 for block in range(0, 256, 5))]
+    for position in positions:
+        content[position] = 1
+        fingerprints.add(sampled_fingerprint(content)["sampled_sha256"])
+        content[position] = 0
+    assert len(fingerprints) == 1 + len(set(positions))
+
+
+def test_datasets_of_one_name_do_not_share_a_folder_of_the_cache(tmp_path):
+    folders = set()
+    for name, lengths in (("a", [1, 2]), ("b", [2, 1])):
+        (tmp_path / name).mkdir()
+        dataset = write(tmp_path / name / "data", documents_of(lengths))
+        folders.add(cached_index_directory(dataset, str(tmp_path)))
+    assert len(folders) == 2
+
+
 def test_fault_D03_positions_and_chunks_end_with_the_last_sequence(index):
     for read in (index.chunks, index.positions):
         read(len(index) - 1)
@@ -708,7 +762,9 @@ def test_another_host_s_leftovers_are_removed_only_when_old(dataset, tmp_path):
     young, old = (directory / f".s8-d0-12.other.host.{pid}.abcd" for pid in (1, 2))
     for folder in (young, old):
         folder.mkdir(parents=True)
-    os.utime(old, (0, 0))
+    hours = time.time() - 3600 * np.array([23, 25])
+    os.utime(young, (hours[0],) * 2)
+    os.utime(old, (hours[1],) * 2)
     build(dataset, IndexKey(8, 0, 12), str(directory))
     assert sorted(os.listdir(directory)) == [young.name, "s8-d0-12"]
 
