@@ -308,7 +308,11 @@ def described(model, positions=None, rotary_pos_emb=None, rows=ROWS, **changes):
     if positions is not None:
         model.embedding(None, position_ids=positions)
     for layer in model.layers:
-        layer(torch.zeros(16, 1, 4), packed_seq_params=packed(checking.join(rows), **changes), rotary_pos_emb=rotary_pos_emb)
+        layer(
+            torch.zeros(16, 1, 4),
+            packed_seq_params=packed(checking.join(rows), **changes),
+            rotary_pos_emb=rotary_pos_emb,
+        )
     return check.conclude().split("; ", 1)[1]
 
 

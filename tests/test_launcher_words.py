@@ -154,7 +154,7 @@ def test_fault_B12_megatrons_script_may_lie_in_any_folder(programs, monkeypatch)
 def test_fault_B12_this_repository_may_lie_in_any_folder(programs, tmp_path, monkeypatch, launcher):
     pytest.importorskip("deepspeed")
     monkeypatch.setattr(sys, "executable", "python")
-    repository = tmp_path / "my $HOME/it's \"here\"%n"
+    repository = tmp_path / 'my $HOME/it\'s "here"%n'
     repository.mkdir(parents=True)
     (repository / "examples").symlink_to(LAUNCH.parent)
     lines, _ = record(programs, launcher, launch=repository / "examples" / "launch")
