@@ -201,7 +201,7 @@ def test_pointers_deep_inside_are_checked_at_the_read_and_by_a_full_check(tmp_pa
         dataset.document_lengths[:]
 
 
-@pytest.mark.parametrize("value", [-5, 10**12, 0])
+@pytest.mark.parametrize("value", [-5, 10**12, 0, 49_998])
 def test_first_sequences_deep_inside_are_checked_too(tmp_path, value):
     dataset = write(tmp_path / "data", [[1, 2]] * 100_000)
     path = tmp_path / "data.idx"
