@@ -100,7 +100,7 @@ def perplexity_part(results: Mapping[str, Sequence[Result]]) -> str:
     masked_alone = difference(mean_loss, results["pack"], results["concat_masked"], len(first.losses))
     said.append(verdict(METHODS["pack"].title, METHODS["concat_masked"].title, "perplexity", masked_alone))
     header = ["", "perplexity", "difference, %, over seeds", "difference, %, over documents", "paper"]
-    table = format_table(header, rows, markdown=True)
+    table = format_table(header, rows, markdown=True, width=None)
     counted = f"{len(first.losses):,} held-out documents, {int(first.targets.sum()):,} targets, "
     return f"{table}\n\n{counted}{len(results[BASELINE])} seeds; 95 % intervals. {' '.join(said)}"
 
@@ -126,7 +126,7 @@ def undefined_part(results: Mapping[str, Sequence[Result]], reference: Result) -
     share = of_all(undefined_share, reference, prompts)
     rows.append(["the held-out files", f"{_parsing_share(reference):.1f}", f"{share:.1f}", "-", "-", "-"])
     header = ["", "parse, %", "of these with undefined names, %", "difference, points, over seeds"]
-    table = format_table([*header, "difference, points, over prompts", "paper, %"], rows, markdown=True)
+    table = format_table([*header, "difference, points, over prompts", "paper, %"], rows, markdown=True, width=None)
     completions = results[BASELINE][0].completions
     counted = f"{prompts:,} prompts, {completions:,} completions for each seed; 95 % intervals."
     return f"{table}\n\n{counted} {' '.join(said)}"

@@ -205,7 +205,7 @@ def _part(results: Mapping[str, Sequence[Result]], measured: str, title: str) ->
         said.append(verdict(name, METHODS[BASELINE].title, f"the {title} at the end", found))
     header = [f"{title}, %", *(f"{iteration:,} steps" for iteration in shown)]
     header += ["difference at the end, points, over seeds", "over documents"]
-    return f"{format_table(header, rows, markdown=True)}\n\n{' '.join(said)}"
+    return f"{format_table(header, rows, markdown=True, width=None)}\n\n{' '.join(said)}"
 
 
 def draw(path: str, results: Mapping[str, Sequence[Result]]) -> None:

@@ -204,7 +204,7 @@ def test_fault_A17_options_without_a_changed_builder_stop(trainer):
     command = [sys.executable, "-m", "megatron_bfp", "pretrain_gpt.py", "--data-impl", "bfp"]
     status, output = call(*command, folder=trainer)
     assert status == 2 and output.startswith(
-        "megatron_bfp: error: megatron.core.datasets.blended_megatron_dataset_builder is imported without the changes"
+        "python -m megatron_bfp: error: megatron.core.datasets.blended_megatron_dataset_builder is imported without "
     )
 
 
@@ -328,7 +328,12 @@ def test_fault_B15_without_the_flag_a_line_says_that_nothing_is_changed(trainer)
     assert call(*module, "--data-impl=mmap", folder=trainer) == (0, "__main__ False None None")
 
 
-REFUSED = "megatron_bfp: error: --dataloader-type cyclic cannot be used with --data-impl bfp: the order of samples"
+REFUSED = "error: --dataloader-type cyclic cannot be used with --data-impl bfp: the order of samples"
+
+
+def typed(way):
+    """What a message begins with: the command that was typed, or ours inside a script."""
+    return "python -m megatron_bfp" if way == "-m" else "megatron_bfp"
 
 
 @pytest.fixture
@@ -353,7 +358,7 @@ def test_fault_B15_a_refusal_is_one_line_on_one_rank(trainer, ways_in, way):
     command, packages = ways_in[way]
     command = [*command, "--data-impl", "bfp", "--dataloader-type", "cyclic"]
     status, output = call(*command, folder=trainer, RANK="0", **packages)
-    assert status == 2 and output.startswith(REFUSED) and "\n" not in output
+    assert status == 2 and output.startswith(f"{typed(way)}: {REFUSED}") and "\n" not in output
     assert call(*command, folder=trainer, RANK="1", **packages) == (2, "")
 
 
@@ -379,10 +384,8 @@ def test_fault_B15_a_rank_is_what_its_launcher_says(monkeypatch, variables, rank
 def test_fault_A07_is_one_line_by_every_way_in(trainer, ways_in, way):
     command, packages = ways_in[way]
     command = [*command, "--data-impl=bfp", "--data-impl", "mmap"]
-    line = (
-        "megatron_bfp: error: --data-impl bfp and --data-impl mmap are both on the command line; leave out all but one"
-    )
-    assert call(*command, folder=trainer, **packages) == (2, line)
+    line = "error: --data-impl bfp and --data-impl mmap are both on the command line; leave out all but one"
+    assert call(*command, folder=trainer, **packages) == (2, f"{typed(way)}: {line}")
     assert call(*command[:-2], "--data-impl", "bfp", folder=trainer, **packages) == (0, "__main__ True bfp None")
 
 
@@ -605,6 +608,21 @@ def test_fault_B03_an_empty_split_is_none():
         built([full, [full, empty], empty])
 
 
+def train_step(
+    forward_step_func,
+    data_iterator,
+    model,
+    optimizer,
+    opt_param_scheduler,
+    config,
+    forward_backward_func,
+    iteration,
+    pg_collection=None,
+    p2p_communicator=None,
+):
+    """Megatron-LM's, as far as the hooks look at it."""
+
+
 @pytest.mark.parametrize("loaders, evaluates", [([None], 0), ([], 0), (None, 0), (["one"], 1), ([None, "two"], 1)])
 def test_fault_B03_an_empty_split_is_not_evaluated(monkeypatch, loaders, evaluates):
     args = options(data_impl="bfp", dataloader_inter_document_masking=True, do_valid=1)
@@ -613,6 +631,7 @@ def test_fault_B03_an_empty_split_is_not_evaluated(monkeypatch, loaders, evaluat
     monkeypatch.setattr(megatron_lm, "_on_all_ranks", lambda flag: flag)
     training = types.ModuleType("megatron.training.training")
     training.build_train_valid_test_data_loaders = lambda build_train_valid_test_datasets_provider: (1, loaders, 3)
+    training.train_step = train_step
     megatron_lm.HOOKS["megatron.training.training"](training)
     train, valid, test = training.build_train_valid_test_data_loaders(None)
     assert (train, test, args.do_valid) == (1, 3, evaluates) and valid == (loaders if evaluates else None)

@@ -129,7 +129,7 @@ def test_fault_C11_every_option_has_a_text_and_tells_its_default_or_that_it_is_r
         name = action.option_strings[0]
         text = formatter._expand_help(action)
         assert text and (len(text.split()) > 1 or name == "-h"), name
-        if name != "-h":
+        if name not in ("-h", "--version"):
             assert text.endswith("(required)") if action.required else "(default: " in text, name
             if action.default not in (None, False) and not action.required:
                 assert f"(default: {action.default})" in text, name

@@ -36,6 +36,7 @@ def trained(**changes):
     shape = {"seq_length": SEQ_LENGTH, "make_vocab_size_divisible_by": 128, **changes}
     model = build_model(model_options(**shape), VOCABULARY).eval()
     data = {"seed": 3, "seq_length": SEQ_LENGTH, "num_dataset_builder_threads": 1, "max_documents_per_sequence": None}
+    data |= {"make_vocab_size_divisible_by": 128, "tensor_model_parallel_size": 1}
     options = argparse.Namespace(**data, micro_batch_size=2)
     return TrainedModel(model, options, Tokenizer())
 

@@ -9,7 +9,6 @@ thread while it computes the next, so that its core has something to do.
 
 import multiprocessing
 import os
-import pickle
 import signal
 import sys
 import threading
@@ -19,6 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
 from multiprocessing.connection import Connection, wait
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
 
 from ..errors import InputError
@@ -196,8 +196,10 @@ def is_panic(error: BaseException) -> bool:
 def portable(error: BaseException, task: Any) -> Exception:
     """An error that another process can raise: this one, or one of ours that tells what it says."""
     if isinstance(error, Exception):
-        with suppress(Exception):  # of classes that cannot be pickled, or not be made again
-            pickle.loads(pickle.dumps(error))
+        with suppress(Exception):  # of classes that cannot be sent, or not be made again
+            ForkingPickler.dumps(error)
+            make, arguments = error.__reduce__()[:2]
+            make(*arguments)
             return error
     return InputError(f"{task}: {type(error).__name__}: {first_line(error)}")
 

@@ -160,7 +160,8 @@ def test_concatenation_inside_documents_trains_too(corpus):
 
 
 def test_fault_A01_a_rank_that_loses_boundaries_ends_all_before_the_first_update(corpus):
-    status, output = launch(corpus, fault="1 boundaries 0", train_iters=2)
+    rows = ("--seq-length", 1024, "--micro-batch-size", 1, "--global-batch-size", 4)  # of several documents each
+    status, output = launch(corpus, *rows, fault="1 boundaries 0", train_iters=2)
     assert status != 0 and "iteration 1/" not in output
     assert "rank 1: decoder.layers.0.self_attention.core_attention (DocumentAttention by sdpa) got other" in output
 
