@@ -222,14 +222,22 @@ def micro_batches(
 
 
 def _one_line_errors(loader: DataLoader) -> Iterator[dict[str, torch.Tensor]]:
-    """The loader's batches. It makes tracebacks the messages of errors in workers; of ours, the message is enough."""
+    """The loader's batches. It makes tracebacks the messages of errors in workers; of ours, the message is enough.
+
+    The workers end with the batches: an error keeps the frames that it came through, and so the loader's iterator, and
+    a worker that is left would be waited for when Python ends.
+    """
+    batches = iter(loader)
     try:
-        yield from loader
+        yield from batches
     except BFPError as error:
         lines = str(error).strip().splitlines()
         if len(lines) == 1:
             raise
         raise type(error)(lines[-1].split(": ", 1)[-1]) from None
+    finally:
+        if loader.num_workers:
+            batches._shutdown_workers()  # torch has no public name for it
 
 
 def _one_segment_a_row(tokens: torch.Tensor) -> torch.Tensor:

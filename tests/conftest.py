@@ -1,5 +1,6 @@
 """Fixtures for all tests: datasets on disk from lists of documents, and the examples on the path."""
 
+import multiprocessing
 import os
 import sys
 from pathlib import Path
@@ -43,3 +44,13 @@ def pytest_itemcollected(item):
 def write_dataset(tmp_path):
     """``write`` into the test's own folder."""
     return lambda documents, name="data", dtype=np.uint16: write(tmp_path / name, documents, dtype)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_process_is_left():
+    """A worker that a test has left behind is an error; Python would wait for it at its end, perhaps for ever."""
+    yield
+    left = multiprocessing.active_children()
+    for process in left:
+        process.kill()
+    assert left == []

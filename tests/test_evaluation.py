@@ -3,6 +3,7 @@
 import argparse
 import json
 import math
+import multiprocessing
 
 import pytest
 
@@ -111,6 +112,7 @@ def test_an_error_in_a_worker_is_one_line(num_workers):
     with pytest.raises(IndexedDatasetError) as error:
         next(micro_batches(Unreadable(), [[0]], num_workers, torch.device("cpu")))
     assert str(error.value) == "data.bin: has 10 bytes, not 20: get a whole copy"
+    assert multiprocessing.active_children() == []  # Python would wait for it at its end, for ever
 
 
 @pytest.mark.parametrize("data_impl", ["bfp", "mmap"])
