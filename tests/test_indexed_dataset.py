@@ -225,6 +225,13 @@ def test_counts_that_cannot_be_are_refused(tmp_path, lengths, per_document):
             writer.add(np.array([1, 2, 3]), lengths, per_document)
 
 
+@pytest.mark.parametrize("length", [1 << 31, 1 << 32, -1])
+def test_a_length_that_the_idx_cannot_hold_is_called_that(tmp_path, length):
+    with IndexedDatasetWriter(str(tmp_path / "data"), np.uint16) as writer:
+        with pytest.raises(InputError, match="lengths must be integers from 0 to 2\\*\\*31 - 1"):
+            writer.add(np.array([1, 2, 3]), [length])
+
+
 FILE_SIZE_LIMIT = """
 import resource, sys
 sys.path.insert(0, {root!r})

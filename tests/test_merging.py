@@ -193,6 +193,8 @@ def test_parts_that_cannot_be_merged_are_refused_by_name(three_parts, tmp_path):
     refused(merged, [first, str(tmp_path / "nowhere")], IndexedDatasetError, "nowhere.idx: no such file")
     write(tmp_path / "wide", [[1]], np.int32)
     refused(merged, [first, second, str(tmp_path / "wide")], InputError, r"wide.idx: .* int32, .*a.idx are uint16")
+    write(tmp_path / "signed", [[1]], np.int16)  # of the same size: above 32,767 its tokens would be others
+    refused(merged, [first, str(tmp_path / "signed")], InputError, r"signed.idx: .* int16, .*a.idx are uint16")
     with open(second + ".idx", "ab") as file:
         file.write(b"\0" * IndexedDataset(second).num_sequences)
     refused(merged, [first, second], InputError, "b.idx: is multimodal")
@@ -222,10 +224,13 @@ def test_damage_in_the_middle_of_a_part_is_found(three_parts, tmp_path, place):
     refused(str(tmp_path / "merged"), [*three_parts[:3], damaged], IndexedDatasetError, "damaged.idx: impossible")
 
 
-def test_a_part_that_changes_meanwhile_is_told(three_parts, tmp_path):
+@pytest.mark.parametrize("step", ["opening parts", "merging"])
+def test_a_part_that_changes_meanwhile_is_told(three_parts, tmp_path, step):
+    """Before its tokens are copied, and before its lengths are read."""
+
     def rewritten(steps, number, description):
         yield from steps
-        if description == "opening parts":
+        if description == step:
             write(three_parts[1], [[1]])
 
     with pytest.raises(IndexedDatasetError, match="b: was changed while"):
