@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron_bfp import IndexedDatasetError, InputError, indexed_dataset
-from megatron_bfp.indexed_dataset import HEADER_BYTES, IndexedDataset, IndexedDatasetWriter, optimal_dtype
+from megatron_bfp.indexed_dataset import HEADER_BYTES, IdxWriter, IndexedDataset, IndexedDatasetWriter, optimal_dtype
 
 DTYPES = [np.uint16, np.int32]
 DTYPE_CODE_AT = 17
@@ -223,6 +223,19 @@ def test_counts_that_cannot_be_are_refused(tmp_path, lengths, per_document):
     with IndexedDatasetWriter(str(tmp_path / "data"), np.uint16) as writer:
         with pytest.raises(InputError):
             writer.add(np.array([1, 2, 3]), lengths, per_document)
+
+
+@pytest.mark.parametrize("num_sequences, num_documents", [(2, 3), (3, 2), (2, 1), (1, 2)])
+def test_an_idx_of_other_numbers_than_announced_is_refused(tmp_path, num_sequences, num_documents):
+    for announced in ((2, 2), (num_sequences, num_documents)):
+        with IdxWriter(str(tmp_path / "data.idx"), np.dtype(np.uint16), *announced) as idx:
+            idx.add_sequences(np.array([3, 4], dtype=np.int32))
+            idx.add_documents(np.array([1, 1], dtype=np.int32))
+            if announced == (2, 2):
+                idx.finish()
+                continue
+            with pytest.raises(IndexedDatasetError, match="data.idx: not as many sequences and documents as announced"):
+                idx.finish()
 
 
 @pytest.mark.parametrize("length", [1 << 31, 1 << 32, -1])
