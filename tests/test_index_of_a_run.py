@@ -63,3 +63,10 @@ def test_fault_A15_the_message_names_the_indexes_that_are_there(dataset):
     build(dataset, IndexKey(64, 0, 90), index_directory(dataset.prefix))
     with pytest.raises(SequenceIndexError, match="no sequence index s64-d0-90-m4, only s64-d0-90[.] Build it"):
         open_or_refuse(dataset, IndexKey(64, 0, 90, 4))
+
+
+@pytest.mark.parametrize("first, end", [(3, 2), (-1, 2), (5, 0)])
+def test_documents_that_are_no_range_have_no_index(first, end):
+    assert IndexKey(8, 2, 2).name == "s8-d2-2"
+    with pytest.raises(OptionError, match=f"documents {first} to {end} are not a range"):
+        IndexKey(8, first, end)
