@@ -24,9 +24,12 @@ def has_others(tokens: np.ndarray, vocab_size: int) -> bool:
     Args:
         tokens: any integers [any], contiguous.
     """
-    unsigned = tokens.view(f"u{tokens.itemsize}")  # what is below 0 is above all that the dtype holds
-    limit = min(vocab_size, int(np.iinfo(tokens.dtype).max) + 1)
-    return bool(len(tokens)) and int(unsigned.max()) >= limit
+    if not len(tokens):
+        return False
+    if tokens.dtype.kind != "u":
+        vocab_size = min(vocab_size, 1 << (8 * tokens.itemsize - 1))
+        tokens = tokens.view(f"u{tokens.itemsize}")  # what is below 0 is above all that the dtype holds
+    return bool(np.maximum.reduce(tokens) >= vocab_size)  # without numpy's wrapper: it is done for each sample
 
 
 def check_spans(dataset: IndexedDataset, spans: Iterable[tuple[int, int]], vocab_size: int) -> None:
