@@ -283,6 +283,7 @@ class Flash:
     def flash_attn_func(self, q, k, v, starts, starts_k, longest, longest_k, dropout, softmax_scale, causal):
         assert starts is starts_k and longest == longest_k and starts.dtype == torch.int32 and causal
         self.calls.append((starts.tolist(), longest, dropout))
+        self.scales = (softmax_scale, self.softmax_scale)
         segments = join_rows(starts[None]) if len(starts) > len(q) else None
         segments = segments or SimpleNamespace(boundaries=starts.tolist())
         return KERNELS["sdpa"].attend(q, k, v, segments, q.shape[-1] ** -0.5, 0.0)
@@ -314,9 +315,9 @@ def test_attention_is_that_of_the_documents_alone(with_flash):
     assert torch.allclose(found, alone(hidden_states, rows), atol=1e-6)
     if with_flash:
         assert flash.calls == [([0, 5, 12, 16, 32, 33, 34, 48], 16, 0.25)]
-        flash.training = False
+        flash.training, flash.softmax_scale = False, 0.3
         Attending(flash).forward(hidden_states, boundaries_of_rows(*rows))
-        assert flash.calls[-1][-1] == 0.0
+        assert flash.calls[-1][-1] == 0.0 and flash.scales == (0.3, 0.3)
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
