@@ -7,6 +7,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -208,6 +209,48 @@ def test_bad_documents_of_finished_shards_are_still_errors(run, corpus, tmp_path
     assert run("--input", corpus, "--skip-bad-documents")[0] == 130
     status, err = run("--input", corpus)
     assert status == 2 and "in.jsonl:1501 (byte " in err
+
+
+def test_bad_documents_of_finished_shards_stop_a_run_before_it_does_others(run, corpus, tmp_path, monkeypatch):
+    from megatron_bfp.preprocessing import dataset, shards
+
+    lines = corpus.read_text().splitlines(True)
+    lines[10] = "bad\n"
+    corpus.write_text("".join(lines))
+    at, done = 5, []
+
+    def write(shard, report, work):
+        done.append(shard.number)
+        if shard.number == at:
+            raise KeyboardInterrupt
+        return shards.write_shard(shard, report, work)
+
+    monkeypatch.setattr(dataset, "write_shard", write)
+    assert run("--input", corpus, "--skip-bad-documents")[0] == 130
+    assert done == [*range(at + 1)]
+    status, err = run("--input", corpus)
+    assert status == 2 and "in.jsonl:11 (byte " in err
+    assert done == [*range(at + 1)]
+
+
+def test_segments_of_a_stream_go_when_their_shards_are_done(run, corpus, tmp_path, monkeypatch):
+    from megatron_bfp.preprocessing import dataset
+
+    listed = []
+
+    def stop(*_):
+        listed.extend(names(tmp_path / "out.shards"))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(dataset.ShardJoiner, "finish", stop)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=lambda: pipe.write_bytes(corpus.read_bytes()))
+    writer.start()
+    assert run("--input", pipe)[0] == 130
+    writer.join()
+    assert any(name.isdigit() for name in listed)
+    assert not any(name.startswith("segment-") for name in listed)
 
 
 def interrupted(*_):
