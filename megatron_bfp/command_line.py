@@ -18,8 +18,9 @@ from .optional import not_installed
 CLOSED_PIPE_STATUS = 141
 """What a shell says of a program that SIGPIPE ended, as ``cat`` is by ``cat FILE | head``."""
 
-QUIET_SECONDS = 1.0
-"""A rank that prints nothing ends after the one that does: launchers end all others when the first has ended."""
+QUIET_SECONDS = 5.0
+"""A rank that prints nothing ends after the one that does: launchers end all others when the first has ended. Ranks
+meet an error seconds apart on a busy node; the launcher cuts the wait short as soon as the error is told."""
 
 
 class Parser(argparse.ArgumentParser):
