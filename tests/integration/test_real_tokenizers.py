@@ -24,7 +24,9 @@ from megatron_bfp.indexed_dataset import IndexedDataset  # noqa: E402
 from megatron_bfp.preprocessing import command  # noqa: E402
 
 RUN_TOOL = """
-import json, sys
+import json, sys, typing
+if not hasattr(typing, "override"):  # Python 3.11, for which Megatron-LM's main is too new
+    typing.override = lambda function: function
 import preprocess_data
 for options in json.load(open(sys.argv[1])):
     sys.argv[1:] = options
