@@ -32,11 +32,12 @@ from quickstart_data import EOD  # noqa: E402
 from recipe import read_recipe  # noqa: E402
 from training_runs import EXAMPLES, TrainingRun, say, train_all  # noqa: E402
 
-from megatron_bfp.command_line import Parser, run  # noqa: E402
+from megatron_bfp.arguments import checked_count  # noqa: E402
+from megatron_bfp.commands.shared import Parser
+from megatron_bfp.console import run
 from megatron_bfp.errors import InputError, OptionError  # noqa: E402
 from megatron_bfp.files import write_whole  # noqa: E402
-from megatron_bfp.indexed_dataset import IndexedDataset  # noqa: E402
-from megatron_bfp.packing import checked_count  # noqa: E402
+from megatron_bfp.indexed_dataset.reader import IndexedDataset  # noqa: E402
 from megatron_bfp.progress import terminal_progress  # noqa: E402
 
 TEMPERATURE = 0.6
@@ -215,7 +216,7 @@ def reference(tokenizer_options: Sequence[str], valid: str, sampling: Sampling) 
     files that are cut off. They have no losses."""
     from pretrain_arguments import parse_arguments
 
-    from megatron_bfp.preprocessing.tokenizers import load_tokenizer
+    from megatron_bfp.tokenizers.registry import load_tokenizer
 
     options = parse_arguments(tokenizer_options)
     tokenizer = load_tokenizer(options.tokenizer_type, options.tokenizer_model, options.eod_token)

@@ -13,7 +13,7 @@ from training_runs import EXAMPLES, python_path, say
 
 from megatron_bfp.errors import InputError
 from megatron_bfp.files import write_whole
-from megatron_bfp.indexed_dataset import IndexedDataset
+from megatron_bfp.indexed_dataset.reader import IndexedDataset
 
 HELD_OUT = 0.05
 """Share of the files that are not trained on."""

@@ -28,9 +28,10 @@ from intervals import checked_seeds, over_items, over_seeds, verdict  # noqa: E4
 from synthetic_data import EOD, write_documents, write_tokenizer  # noqa: E402
 from training_runs import TrainingRun, say, train_all  # noqa: E402
 
-from megatron_bfp.command_line import Parser, run  # noqa: E402
+from megatron_bfp.arguments import checked_count  # noqa: E402
+from megatron_bfp.commands.shared import Parser
+from megatron_bfp.console import run
 from megatron_bfp.files import write_whole  # noqa: E402
-from megatron_bfp.packing import checked_count  # noqa: E402
 from megatron_bfp.progress import terminal_progress  # noqa: E402
 from megatron_bfp.tables import format_table  # noqa: E402
 

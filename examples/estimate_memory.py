@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from recipe import Layout, Recipe, read_recipe
 from run_options import RunOptions
 
-from megatron_bfp.command_line import Parser, run
+from megatron_bfp.commands.shared import Parser
+from megatron_bfp.console import run
 from megatron_bfp.errors import OptionError
 
 GB, MB = 10**9, 10**6

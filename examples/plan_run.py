@@ -16,11 +16,11 @@ from recipe import Layout, vocab_size_of
 from run_indexes import index_key, open_index
 from run_options import RunOptions, run_options, trainer_and_words
 
-from megatron_bfp.command_line import Parser, run
+from megatron_bfp.commands.shared import Parser
+from megatron_bfp.console import run
 from megatron_bfp.errors import BFPError, OptionError
-from megatron_bfp.index_format import document_range
-from megatron_bfp.indexed_dataset import IndexedDataset
-from megatron_bfp.splits import split_fractions
+from megatron_bfp.indexed_dataset.reader import IndexedDataset
+from megatron_bfp.sequence_index.key import document_range, split_fractions
 
 ROOM = 79 * GB
 """Of an A100-80GB, what is left beside CUDA, NCCL and a fragmented allocator."""

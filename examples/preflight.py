@@ -32,13 +32,15 @@ from run_options import RunOptions, run_options, trainer_and_words
 from save_folder import check_save, smallest_checkpoint
 
 import megatron_bfp
-from megatron_bfp.command_line import Parser, run
+from megatron_bfp.commands.shared import Parser
+from megatron_bfp.console import run
 from megatron_bfp.errors import BFPError, OptionError
-from megatron_bfp.index_format import sampled_fingerprint
-from megatron_bfp.indexed_dataset import IndexedDataset, bin_path
-from megatron_bfp.memory_maps import map_file
-from megatron_bfp.preprocessing.tokenizers import TOKENIZER_TYPES, load_tokenizer
-from megatron_bfp.vocabulary import check_sampled_ids
+from megatron_bfp.indexed_dataset.format import bin_path
+from megatron_bfp.indexed_dataset.memory_maps import map_file
+from megatron_bfp.indexed_dataset.reader import IndexedDataset
+from megatron_bfp.samples.vocabulary import check_sampled_ids
+from megatron_bfp.sequence_index.fingerprints import sampled_fingerprint
+from megatron_bfp.tokenizers.registry import TOKENIZER_TYPES, load_tokenizer
 
 PACKAGES = ("torch", "megatron-core", "deepspeed", "flash-attn", "transformer-engine", "numpy")
 GREETING = "megatron_bfp preflight"

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from data_path import blend
 
-from megatron_bfp.command_line import Parser
+from megatron_bfp.arguments import checked_cap, checked_count, checked_seq_length
+from megatron_bfp.commands.shared import Parser
 from megatron_bfp.errors import OptionError
-from megatron_bfp.packing import checked_cap, checked_count, checked_seq_length
-from megatron_bfp.splits import split_fractions
+from megatron_bfp.sequence_index.key import split_fractions
 
 ATTENTION_KERNELS = ("flash-attn-3", "flash-attn-4", "flash-attn", "torch-varlen", "transformer-engine", "sdpa")
 """The names in ``megatron_bfp.attention_kernels.KERNELS``, which needs torch; a test compares them."""

@@ -7,7 +7,7 @@ import torch
 from megatron.core import parallel_state
 from pretrain_ranks import log
 
-from megatron_bfp.boundary_check import BoundaryCheck, WatchedIterator, before_first_update
+from megatron_bfp.attention.boundary_check import BoundaryCheck, WatchedIterator, before_first_update
 
 
 def check_first_step(engine: Any, batches: Iterator[dict[str, torch.Tensor]]) -> Iterator[dict[str, torch.Tensor]]:

@@ -19,10 +19,10 @@ from torch.utils.data import DataLoader, Dataset
 
 from megatron_bfp import BFPGPTDataset, BFPGPTDatasetConfig
 from megatron_bfp.errors import BFPError, OptionError
-from megatron_bfp.index_format import document_range
-from megatron_bfp.indexed_dataset import IndexedDataset
+from megatron_bfp.indexed_dataset.reader import IndexedDataset
 from megatron_bfp.integrations.first_samples import read_first_samples
-from megatron_bfp.vocabulary import check_sampled_ids
+from megatron_bfp.samples.vocabulary import check_sampled_ids
+from megatron_bfp.sequence_index.key import document_range
 
 
 def build_train_dataset(options: argparse.Namespace, tokenizer: Any) -> Dataset:

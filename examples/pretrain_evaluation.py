@@ -8,7 +8,7 @@ import torch
 from megatron.core import parallel_state
 from torch import Tensor, distributed
 
-from megatron_bfp.attention import DocumentBoundaries, document_boundaries
+from megatron_bfp.megatron_core.attention import DocumentBoundaries, document_boundaries
 
 
 class Evaluation(NamedTuple):

@@ -68,8 +68,8 @@ from pretrain_signals import StopRequest
 from save_folder import check_save
 from torch import distributed
 
-from megatron_bfp.attention import document_boundaries
-from megatron_bfp.preprocessing.tokenizers import load_tokenizer
+from megatron_bfp.megatron_core.attention import document_boundaries
+from megatron_bfp.tokenizers.registry import load_tokenizer
 
 REMEMBERED_REPORTS = 20
 """The time that is left is estimated from so many lines of the log."""

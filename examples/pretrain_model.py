@@ -11,7 +11,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from pretrain_arguments import padded_vocab_size
 from torch.utils.checkpoint import checkpoint
 
-from megatron_bfp.attention import DocumentAttention, with_document_attention
+from megatron_bfp.megatron_core.attention import DocumentAttention, with_document_attention
 
 
 class CPURotaryEmbedding(RotaryEmbedding):

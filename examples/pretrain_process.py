@@ -25,7 +25,7 @@ import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
-from megatron_bfp.command_line import run
+from megatron_bfp.console import run
 from megatron_bfp.errors import OptionError
 
 CRASHED = 1

@@ -16,9 +16,9 @@ import numpy as np
 from data_path import blend
 from pretrain_data import origin_of
 
-from megatron_bfp.index_format import sampled_fingerprint
-from megatron_bfp.indexed_dataset import IndexedDataset
-from megatron_bfp.splits import split_fractions
+from megatron_bfp.indexed_dataset.reader import IndexedDataset
+from megatron_bfp.sequence_index.fingerprints import sampled_fingerprint
+from megatron_bfp.sequence_index.key import split_fractions
 
 ORDER_SAMPLES = 16
 """So many of the consumed samples are looked up for the digest of their order."""

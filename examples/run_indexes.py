@@ -4,10 +4,10 @@ import os
 
 from run_options import RunOptions
 
-from megatron_bfp.index_building import open_existing, open_or_refuse
-from megatron_bfp.index_format import IndexKey, index_directory
-from megatron_bfp.indexed_dataset import IndexedDataset
-from megatron_bfp.sequence_index import SequenceIndex
+from megatron_bfp.indexed_dataset.reader import IndexedDataset
+from megatron_bfp.sequence_index.builder import open_existing, open_or_refuse
+from megatron_bfp.sequence_index.key import IndexKey, index_directory
+from megatron_bfp.sequence_index.reader import SequenceIndex
 
 
 def index_key(options: RunOptions, dataset: IndexedDataset, split_name: str) -> IndexKey | None:

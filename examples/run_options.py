@@ -14,10 +14,10 @@ from typing import Any
 from data_path import blend
 from pretrain_arguments import parse_arguments
 
-from megatron_bfp.command_line import Parser
+from megatron_bfp.arguments import checked_cap, checked_count
+from megatron_bfp.commands.shared import Parser
 from megatron_bfp.errors import InputError, OptionError
-from megatron_bfp.packing import checked_cap, checked_count
-from megatron_bfp.splits import SPLIT_NAMES, split_fractions
+from megatron_bfp.sequence_index.key import SPLIT_NAMES, split_fractions
 
 TOKENIZER_TYPES = {"GPTSentencePieceTokenizer": "SentencePieceTokenizer", "HFTokenizer": "HuggingFaceTokenizer"}
 """Megatron-DeepSpeed's names for tokenizers that have other names elsewhere."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from trained_model import TrainedModel
 
-from megatron_bfp.attention import DocumentAttention
+from megatron_bfp.megatron_core.attention import DocumentAttention
 from megatron_bfp.progress import Progress, without_progress
 
 ROWS = 64

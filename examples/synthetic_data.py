@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from megatron_bfp.files import write_whole
-from megatron_bfp.indexed_dataset import IndexedDatasetWriter
+from megatron_bfp.indexed_dataset.writer import IndexedDatasetWriter
 
 EOD = "<eod>"
 

@@ -17,11 +17,11 @@ from pretrain_model import build_model
 from torch import Tensor, distributed
 from training_runs import free_port
 
-from megatron_bfp.attention import document_boundaries
 from megatron_bfp.errors import InputError
-from megatron_bfp.indexed_dataset import IndexedDataset
-from megatron_bfp.preprocessing.tokenizer_interface import Tokenizer
-from megatron_bfp.preprocessing.tokenizers import load_tokenizer
+from megatron_bfp.indexed_dataset.reader import IndexedDataset
+from megatron_bfp.megatron_core.attention import document_boundaries
+from megatron_bfp.tokenizers.interface import Tokenizer
+from megatron_bfp.tokenizers.registry import load_tokenizer
 
 
 class TrainedModel(NamedTuple):

@@ -25,9 +25,10 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), os.p
 from synthetic_data import EOD, write_documents, write_tokenizer  # noqa: E402
 from training_runs import TrainingRun, train  # noqa: E402
 
-from megatron_bfp.command_line import Parser, run  # noqa: E402
+from megatron_bfp.arguments import checked_count  # noqa: E402
+from megatron_bfp.commands.shared import Parser
+from megatron_bfp.console import run
 from megatron_bfp.errors import OptionError  # noqa: E402
-from megatron_bfp.packing import checked_count  # noqa: E402
 from megatron_bfp.tables import format_table  # noqa: E402
 
 POSITIONS = (1, 2, 4, 8, 16, 32)

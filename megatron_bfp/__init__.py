@@ -14,7 +14,7 @@ from ._version import __version__
 from .errors import BFPError, IndexedDatasetError, InputError, IntegrationError, OptionError, SequenceIndexError
 from .integrations.activation import install
 from .optional import not_installed
-from .packing import Packing, pack
+from .packing.packed import Packing, pack
 
 __all__ = [
     "BFPError",
@@ -39,7 +39,7 @@ def __getattr__(name: str):
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        from . import gpt_dataset
+        from .megatron_core import gpt_dataset
     except ModuleNotFoundError as error:
         raise not_installed(error, f"megatron_bfp.{name}") from None
     return getattr(gpt_dataset, name)

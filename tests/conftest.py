@@ -13,7 +13,8 @@ DATA = Path(__file__).parent / "data"
 sys.path[:0] = [str(ROOT), str(ROOT / "examples"), str(Path(__file__).parent)]
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from megatron_bfp.indexed_dataset import IndexedDataset, IndexedDatasetWriter  # noqa: E402
+from megatron_bfp.indexed_dataset.reader import IndexedDataset
+from megatron_bfp.indexed_dataset.writer import IndexedDatasetWriter
 
 
 def write(prefix, documents, dtype=np.uint16):

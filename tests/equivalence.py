@@ -7,8 +7,8 @@ from megatron.core.packed_seq_params import PackedSeqParams
 from megatron_helpers import build, config, initialize_megatron, model_options
 from pretrain_model import build_model
 
-from megatron_bfp.attention import DocumentAttention, document_boundaries
-from megatron_bfp.attention_kernels import KERNELS
+from megatron_bfp.attention.kernels import KERNELS
+from megatron_bfp.megatron_core.attention import DocumentAttention, document_boundaries
 
 TOLERANCES = {"fp32": 1e-4, "bf16": 4e-2}
 """Largest difference allowed, relative to the largest logit and to the largest gradient of each parameter. Rounding to

@@ -14,10 +14,11 @@ import numpy as np
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from megatron_bfp.index_building import build
-from megatron_bfp.index_format import IndexKey, index_directory
-from megatron_bfp.index_verification import verify
-from megatron_bfp.indexed_dataset import IndexedDataset, IndexedDatasetWriter
+from megatron_bfp.indexed_dataset.reader import IndexedDataset
+from megatron_bfp.indexed_dataset.writer import IndexedDatasetWriter
+from megatron_bfp.sequence_index.builder import build
+from megatron_bfp.sequence_index.key import IndexKey, index_directory
+from megatron_bfp.sequence_index.verify import verify
 
 LENGTHS = Path(__file__).parent / "data" / "text_lengths.npy"
 KEYS = (IndexKey(2048, 0, 3000), IndexKey(2048, 100, 2900, 4))

@@ -17,7 +17,7 @@ from megatron_helpers import build, config, initialize_megatron, model_options  
 from pretrain_model import build_model, transformer_config  # noqa: E402
 
 from megatron_bfp import OptionError  # noqa: E402
-from megatron_bfp.attention import DocumentAttention, document_boundaries, with_document_attention  # noqa: E402
+from megatron_bfp.megatron_core.attention import DocumentAttention, document_boundaries, with_document_attention  # noqa: E402
 
 SEQ_LENGTH = 64
 VOCAB_SIZE = 320

@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from megatron_bfp import OptionError  # noqa: E402
-from megatron_bfp import attention_kernels as kernels  # noqa: E402
+from megatron_bfp.attention import kernels  # noqa: E402
 
 CU_SEQLENS = torch.tensor([[0, 5, 6] + [12] * 10, [0, 12] + [12] * 11], dtype=torch.int32)
 BF16 = kernels.Needs(torch.bfloat16, 128, 0.0)

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from conftest import documents_of, write
 
-from megatron_bfp.index_format import IndexKey
-from megatron_bfp.indexed_dataset import IdxWriter, IndexedDataset
-from megatron_bfp.integrations.megatron_deepspeed_dataset import build_splits
-from megatron_bfp.shuffle import sequence_of_sample
+from megatron_bfp.indexed_dataset.reader import IndexedDataset
+from megatron_bfp.indexed_dataset.writer import IdxWriter
+from megatron_bfp.integrations.megatron_deepspeed.dataset import build_splits
+from megatron_bfp.samples.order import sequence_of_sample
+from megatron_bfp.sequence_index.key import IndexKey
 
 BATCH = 256
 LENGTH = 2048
@@ -141,7 +142,7 @@ def test_a_corpus_given_twice_in_a_blend_is_warned_of(tmp_path, caplog):
 
 def test_fault_A03_each_split_and_length_has_an_order_of_its_own(tmp_path):
     dataset = IndexedDataset(write(tmp_path / "data", documents_of([5] * 200)).prefix)
-    from megatron_bfp.index_building import open_or_build
+    from megatron_bfp.sequence_index.builder import open_or_build
 
     keys = [IndexKey(5, 0, 100), IndexKey(5, 100, 200), IndexKey(6, 0, 100), IndexKey(5, 0, 100, 1)]
     indexes = [open_or_build(dataset, key) for key in keys]

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from megatron_bfp import OptionError
-from megatron_bfp.blends import check_weights
+from megatron_bfp.samples.blends import check_weights
 
 WRONG = [0.0, -1.0, -0.0, math.nan, math.inf, -math.inf, 1e-320]
 

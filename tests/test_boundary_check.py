@@ -9,8 +9,8 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from megatron_bfp import IntegrationError  # noqa: E402
-from megatron_bfp import boundary_check as checking  # noqa: E402
-from megatron_bfp.boundary_check import BoundaryCheck, Report, WatchedIterator, agree, before_first_update  # noqa: E402
+from megatron_bfp.attention import boundary_check as checking  # noqa: E402
+from megatron_bfp.attention.boundary_check import BoundaryCheck, Report, WatchedIterator, agree, before_first_update  # noqa: E402
 
 ROWS = torch.tensor([[0, 3, 5, 8, 8, 8, 8, 8, 8], [0, 8, 8, 8, 8, 8, 8, 8, 8]], dtype=torch.int32)
 JOINED = torch.tensor([0, 3, 5, 8, 16], dtype=torch.int32)

@@ -7,7 +7,8 @@ import pytest
 from conftest import ROOT
 
 from megatron_bfp import OptionError, SequenceIndexError
-from megatron_bfp.command_line import Parser, run, typed_name
+from megatron_bfp.commands.shared import Parser
+from megatron_bfp.console import run, typed_name
 
 
 def failing(error):
@@ -68,8 +69,8 @@ def test_fault_B16_each_command_names_itself(command, name):
 
 @pytest.mark.parametrize("name", ["megatron-bfp-preprocess", "megatron-bfp-report"])
 def test_fault_B16_each_console_script_names_itself(monkeypatch, capsys, name):
-    from megatron_bfp import report_command
-    from megatron_bfp.preprocessing import command
+    from megatron_bfp.commands import preprocess as command
+    from megatron_bfp.commands import report as report_command
 
     console = report_command.console if name.endswith("report") else command.console
     monkeypatch.setattr(sys, "argv", [f"/usr/bin/{name}", "--nonsense"])

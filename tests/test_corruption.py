@@ -10,11 +10,15 @@ import pytest
 from conftest import documents_of, write
 
 from megatron_bfp import IndexedDatasetError, SequenceIndexError
-from megatron_bfp.index_building import build
-from megatron_bfp.index_format import END_BYTES, IndexKey, canonical_json, index_directory
-from megatron_bfp.index_verification import verify, verify_all
-from megatron_bfp.indexed_dataset import HEADER_BYTES, IndexedDataset, IndexedDatasetWriter
-from megatron_bfp.sequence_index import SequenceIndex
+from megatron_bfp.indexed_dataset.format import HEADER_BYTES
+from megatron_bfp.indexed_dataset.reader import IndexedDataset
+from megatron_bfp.indexed_dataset.writer import IndexedDatasetWriter
+from megatron_bfp.sequence_index.builder import build
+from megatron_bfp.sequence_index.fingerprints import END_BYTES
+from megatron_bfp.sequence_index.format import canonical_json
+from megatron_bfp.sequence_index.key import IndexKey, index_directory
+from megatron_bfp.sequence_index.reader import SequenceIndex
+from megatron_bfp.sequence_index.verify import verify, verify_all
 
 LENGTHS = [5, 0, 12, 3, 16, 2, 2, 9, 7, 1, 20, 8]
 LARGE = 10_000

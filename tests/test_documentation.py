@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from conftest import ROOT
 
-from megatron_bfp.indexed_dataset import IndexedDatasetWriter
+from megatron_bfp.indexed_dataset.writer import IndexedDatasetWriter
 
 PAGES = ("README.md", "examples/README.md")
 EOD = "<|endoftext|>"

@@ -19,8 +19,8 @@ from pretrain_log import Log, SpikeDetector, Work, model_flops  # noqa: E402
 from pretrain_model import build_model  # noqa: E402
 
 from megatron_bfp import OptionError  # noqa: E402
-from megatron_bfp.attention import document_boundaries  # noqa: E402
 from megatron_bfp.errors import IndexedDatasetError  # noqa: E402
+from megatron_bfp.megatron_core.attention import document_boundaries  # noqa: E402
 
 SEQ_LENGTH = 32
 LENGTHS = [5, 40, 1, 17, 31, 32, 9, 70, 3, 12, 25, 8]

@@ -8,11 +8,12 @@ import subprocess
 import pytest
 from conftest import documents_of, write
 
-from megatron_bfp import SequenceIndexError, index_building, pack
-from megatron_bfp.index_building import build, open_or_build
-from megatron_bfp.index_format import IndexKey, index_directory
-from megatron_bfp.index_verification import verify_all
-from megatron_bfp.indexed_dataset import IndexedDataset
+from megatron_bfp import SequenceIndexError, pack
+from megatron_bfp.indexed_dataset.reader import IndexedDataset
+from megatron_bfp.sequence_index import builder as index_building
+from megatron_bfp.sequence_index.builder import build, open_or_build
+from megatron_bfp.sequence_index.key import IndexKey, index_directory
+from megatron_bfp.sequence_index.verify import verify_all
 
 LENGTHS = [5, 0, 12, 3, 16, 2, 2, 9, 7, 1, 20, 8]
 KEY = IndexKey(8, 0, 12)

@@ -21,7 +21,7 @@ from megatron_helpers import build, config  # noqa: E402
 from pretrain_data import GlobalOrderSampler  # noqa: E402
 
 from megatron_bfp import BFPGPTDataset, OptionError, SequenceIndexError, pack  # noqa: E402
-from megatron_bfp.indexed_dataset import IndexedDataset  # noqa: E402
+from megatron_bfp.indexed_dataset.reader import IndexedDataset  # noqa: E402
 
 LENGTHS = [5, 0, 12, 3, 16, 2, 2, 9, 7, 1, 20, 8]
 

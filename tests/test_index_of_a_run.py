@@ -4,10 +4,17 @@ import numpy as np
 import pytest
 
 from megatron_bfp.errors import OptionError, SequenceIndexError
-from megatron_bfp.index_building import build, open_existing, open_or_build, open_or_refuse
-from megatron_bfp.index_format import IndexKey, cached_index_directory, index_directory, split_range
-from megatron_bfp.indexed_dataset import IndexedDataset, IndexedDatasetWriter
-from megatron_bfp.splits import SPLIT_NAMES, split_fractions
+from megatron_bfp.indexed_dataset.reader import IndexedDataset
+from megatron_bfp.indexed_dataset.writer import IndexedDatasetWriter
+from megatron_bfp.sequence_index.builder import build, open_existing, open_or_build, open_or_refuse
+from megatron_bfp.sequence_index.key import (
+    SPLIT_NAMES,
+    IndexKey,
+    cached_index_directory,
+    index_directory,
+    split_fractions,
+    split_range,
+)
 
 
 @pytest.fixture

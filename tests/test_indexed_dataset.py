@@ -16,7 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron_bfp import IndexedDatasetError, InputError, indexed_dataset
-from megatron_bfp.indexed_dataset import HEADER_BYTES, IdxWriter, IndexedDataset, IndexedDatasetWriter, optimal_dtype
+from megatron_bfp.indexed_dataset.format import HEADER_BYTES, optimal_dtype
+from megatron_bfp.indexed_dataset.reader import IndexedDataset
+from megatron_bfp.indexed_dataset.writer import IdxWriter, IndexedDatasetWriter
 
 DTYPES = [np.uint16, np.int32]
 DTYPE_CODE_AT = 17

@@ -15,16 +15,9 @@ from conftest import ROOT
 
 from megatron_bfp import IndexedDatasetError, IntegrationError, OptionError
 from megatron_bfp.errors import UnsupportedMegatronError
-from megatron_bfp.integrations import (
-    activation,
-    hooks,
-    megatron_deepspeed,
-    megatron_lm,
-    refusals,
-    startup_file,
-    summary,
-)
+from megatron_bfp.integrations import activation, hooks, megatron_lm, refusals, startup_file, summary
 from megatron_bfp.integrations.data_impl import data_impl, data_impls, without_data_impl
+from megatron_bfp.integrations.megatron_deepspeed import options as megatron_deepspeed
 
 
 @pytest.mark.parametrize(

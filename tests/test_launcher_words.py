@@ -15,8 +15,8 @@ import launching  # noqa: E402
 from conftest import documents_of, write  # noqa: E402
 from test_launchers import LAUNCH, RECIPES  # noqa: E402
 
-from megatron_bfp.index_building import build  # noqa: E402
-from megatron_bfp.index_format import IndexKey, index_directory  # noqa: E402
+from megatron_bfp.sequence_index.builder import build  # noqa: E402
+from megatron_bfp.sequence_index.key import IndexKey, index_directory  # noqa: E402
 
 FUNCTIONS = LAUNCH / "functions.sh"
 SHELLS = [shell for shell in ("bash", "dash") if shutil.which(shell)]

@@ -111,8 +111,8 @@ def test_a_global_batch_is_the_same_for_any_number_of_nodes(folder, recipe, accu
 
 def test_the_steps_of_an_epoch_are_those_of_the_index(folder, write_dataset):
     pytest.importorskip("tokenizers")
-    from megatron_bfp.index_building import build
-    from megatron_bfp.index_format import IndexKey
+    from megatron_bfp.sequence_index.builder import build
+    from megatron_bfp.sequence_index.key import IndexKey
 
     dataset = write_dataset([[1] * length for length in [512] * 100 + [200, 312] * 50], "data")
     run = {"DATA_PATH": dataset.prefix, "GPUS_PER_NODE": 2, "NODES": 2}

@@ -8,13 +8,15 @@ import pytest
 from conftest import documents_of, write
 
 from megatron_bfp import InputError, OptionError, index_format, pack, packing
-from megatron_bfp.index_building import build
-from megatron_bfp.index_format import IndexKey, index_directory
-from megatron_bfp.index_verification import verify
-from megatron_bfp.indexed_dataset import HEADER_BYTES, MAGIC, IndexedDataset, IndexedDatasetWriter, optimal_dtype
-from megatron_bfp.samples import build_sample
-from megatron_bfp.sequence_index import SequenceIndex
-from megatron_bfp.shuffle import sequence_of_sample
+from megatron_bfp.indexed_dataset.format import HEADER_BYTES, MAGIC, optimal_dtype
+from megatron_bfp.indexed_dataset.reader import IndexedDataset
+from megatron_bfp.indexed_dataset.writer import IndexedDatasetWriter
+from megatron_bfp.samples.order import sequence_of_sample
+from megatron_bfp.samples.sample import build_sample
+from megatron_bfp.sequence_index.builder import build
+from megatron_bfp.sequence_index.key import IndexKey, index_directory
+from megatron_bfp.sequence_index.reader import SequenceIndex
+from megatron_bfp.sequence_index.verify import verify
 
 LAST_LENGTHS = [5, 12, 3, 16, 2, 9, 7, 20]
 

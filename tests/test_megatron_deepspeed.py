@@ -14,14 +14,15 @@ torch = pytest.importorskip("torch")
 from conftest import documents_of  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
-from megatron_bfp.attention_kernels import KERNELS, join_rows  # noqa: E402
+from megatron_bfp.attention.boundaries import join_rows
+from megatron_bfp.attention.kernels import KERNELS
 from megatron_bfp.errors import IndexedDatasetError, IntegrationError, OptionError  # noqa: E402
-from megatron_bfp.index_building import build  # noqa: E402
-from megatron_bfp.index_format import IndexKey, index_directory  # noqa: E402
-from megatron_bfp.integrations import megatron_deepspeed  # noqa: E402
-from megatron_bfp.integrations import megatron_deepspeed_model as model  # noqa: E402
-from megatron_bfp.integrations.megatron_deepspeed_dataset import build_dataset, build_splits  # noqa: E402
-from megatron_bfp.samples import dense_attention_mask  # noqa: E402
+from megatron_bfp.integrations.megatron_deepspeed import model  # noqa: E402
+from megatron_bfp.integrations.megatron_deepspeed import options as megatron_deepspeed  # noqa: E402
+from megatron_bfp.integrations.megatron_deepspeed.dataset import build_dataset, build_splits  # noqa: E402
+from megatron_bfp.samples.sample import dense_attention_mask  # noqa: E402
+from megatron_bfp.sequence_index.builder import build  # noqa: E402
+from megatron_bfp.sequence_index.key import IndexKey, index_directory  # noqa: E402
 
 LENGTH = 16
 LENGTHS = [3, 40, 16, 1, 5, 5, 9, 33, 2, 1, 7, 12, 16, 17]
@@ -102,7 +103,7 @@ def test_a_split_without_documents_is_none_and_refused_in_a_blend(write_dataset)
 
 @pytest.mark.parametrize("paths, is_in_blend", [(["text"], False), (["1", "text"], True), (PARTS_OF_TWO, True)])
 def test_options_reach_the_datasets_of_megatron_deepspeed_s_builder(monkeypatch, paths, is_in_blend):
-    import megatron_bfp.integrations.megatron_deepspeed_dataset as datasets
+    from megatron_bfp.integrations.megatron_deepspeed import dataset as datasets
 
     args = SimpleNamespace(data_path=paths, max_documents_per_sequence=3, padded_vocab_size=512)
     calls = []

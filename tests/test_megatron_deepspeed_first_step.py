@@ -10,8 +10,9 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from megatron_bfp import IntegrationError  # noqa: E402
-from megatron_bfp.integrations import megatron_deepspeed, megatron_deepspeed_first_step  # noqa: E402
-from megatron_bfp.integrations import megatron_deepspeed_model as model  # noqa: E402
+from megatron_bfp.integrations.megatron_deepspeed import first_step as megatron_deepspeed_first_step
+from megatron_bfp.integrations.megatron_deepspeed import model  # noqa: E402
+from megatron_bfp.integrations.megatron_deepspeed import options as megatron_deepspeed  # noqa: E402
 
 CU_SEQLENS = torch.tensor([[0, 3, 5, 8, 8, 8, 8, 8, 8], [0, 8, 8, 8, 8, 8, 8, 8, 8]])
 MASK = torch.cat([CU_SEQLENS, CU_SEQLENS[:, :1]], dim=1).to(torch.int32)

@@ -19,8 +19,8 @@ from megatron_helpers import initialize_megatron, model_options  # noqa: E402
 from pretrain_model import build_model  # noqa: E402
 
 from megatron_bfp import IntegrationError, OptionError  # noqa: E402
-from megatron_bfp.attention import DocumentAttention, with_document_attention  # noqa: E402
 from megatron_bfp.integrations import megatron_lm, megatron_lm_attention  # noqa: E402
+from megatron_bfp.megatron_core.attention import DocumentAttention, with_document_attention  # noqa: E402
 
 LENGTH = 16
 

@@ -20,7 +20,7 @@ from pretrain_model import build_model  # noqa: E402
 from recipe import Layout, read_recipe  # noqa: E402
 from test_launchers import dry_run, training_options  # noqa: E402
 
-from megatron_bfp.attention import document_boundaries  # noqa: E402
+from megatron_bfp.megatron_core.attention import document_boundaries  # noqa: E402
 
 RECIPES = ROOT / "examples/recipes"
 TINY = RECIPES / "tiny.sh"

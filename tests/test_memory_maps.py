@@ -11,12 +11,9 @@ import numpy as np
 import pytest
 from conftest import ROOT, write
 
-from megatron_bfp import memory_maps
 from megatron_bfp.errors import IndexedDatasetError, SequenceIndexError
-from megatron_bfp.index_building import build
-from megatron_bfp.index_format import IndexKey
-from megatron_bfp.indexed_dataset import IndexedDataset
-from megatron_bfp.memory_maps import (
+from megatron_bfp.indexed_dataset import memory_maps
+from megatron_bfp.indexed_dataset.memory_maps import (
     ASKED_READS,
     SMALL,
     ScatteredReads,
@@ -25,7 +22,10 @@ from megatron_bfp.memory_maps import (
     expect_scattered_reads,
     load_array,
 )
-from megatron_bfp.sequence_index import SequenceIndex
+from megatron_bfp.indexed_dataset.reader import IndexedDataset
+from megatron_bfp.sequence_index.builder import build
+from megatron_bfp.sequence_index.key import IndexKey
+from megatron_bfp.sequence_index.reader import SequenceIndex
 
 
 def resident_file_pages():

@@ -15,10 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_indexed_dataset import NESTED, write_nested
 
-from megatron_bfp import IndexedDatasetError, InputError, merging
+from megatron_bfp import IndexedDatasetError, InputError
 from megatron_bfp.errors import OptionError
-from megatron_bfp.indexed_dataset import HEADER_BYTES, DatasetFiles, IndexedDataset, IndexedDatasetWriter
-from megatron_bfp.merging import merge
+from megatron_bfp.indexed_dataset import merging
+from megatron_bfp.indexed_dataset.format import HEADER_BYTES
+from megatron_bfp.indexed_dataset.merging import merge
+from megatron_bfp.indexed_dataset.reader import IndexedDataset
+from megatron_bfp.indexed_dataset.writer import DatasetFiles, IndexedDatasetWriter
 
 SPARSE_DOCUMENTS = 3_000_000
 SPARSE_LENGTH = 800

@@ -13,7 +13,7 @@ from megatron_helpers import initialize_megatron, model_options  # noqa: E402
 from pretrain_model import CPURotaryEmbedding, transformer_config  # noqa: E402
 
 from megatron_bfp import OptionError  # noqa: E402
-from megatron_bfp.attention import document_boundaries, with_document_attention  # noqa: E402
+from megatron_bfp.megatron_core.attention import document_boundaries, with_document_attention  # noqa: E402
 
 ROWS = {
     # boundaries, labels of the next token, labels of the one after it

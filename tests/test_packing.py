@@ -11,8 +11,8 @@ from oracle import best_fit_decreasing, best_fit_decreasing_capped, chunk_length
 
 import megatron_bfp
 from megatron_bfp import packing as packing_module
-from megatron_bfp.index_format import IndexKey
-from megatron_bfp.packing import _first_above
+from megatron_bfp.packing.table import _first_above
+from megatron_bfp.sequence_index.key import IndexKey
 
 SEQ_LENGTHS = [1, 2, 3, 7, 64, 100, 1000, 1023, 1024, 2047, 2048, 4097, 5000]
 

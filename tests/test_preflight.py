@@ -20,9 +20,9 @@ from run_options import run_options  # noqa: E402
 from save_folder import smallest_checkpoint  # noqa: E402
 
 from megatron_bfp import IndexedDatasetError  # noqa: E402
-from megatron_bfp.index_building import build  # noqa: E402
-from megatron_bfp.index_format import IndexKey, cached_index_directory  # noqa: E402
-from megatron_bfp.indexed_dataset import IndexedDataset  # noqa: E402
+from megatron_bfp.indexed_dataset.reader import IndexedDataset  # noqa: E402
+from megatron_bfp.sequence_index.builder import build  # noqa: E402
+from megatron_bfp.sequence_index.key import IndexKey, cached_index_directory  # noqa: E402
 
 NODES = ("node-a", "node-b", "node-c")
 

@@ -12,7 +12,7 @@ from megatron_helpers import initialize_megatron, model_options  # noqa: E402
 from pretrain_model import build_model  # noqa: E402
 
 from megatron_bfp import IntegrationError  # noqa: E402
-from megatron_bfp.attention import document_boundaries  # noqa: E402
+from megatron_bfp.megatron_core.attention import document_boundaries  # noqa: E402
 
 LENGTH = 16
 CU_SEQLENS = torch.tensor([[0, 5, 9, *[LENGTH] * (LENGTH - 2)], [0, *[LENGTH] * LENGTH]], dtype=torch.int32)

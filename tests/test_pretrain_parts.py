@@ -14,7 +14,7 @@ from conftest import ROOT
 from pretrain_arguments import blend, parse_arguments
 
 from megatron_bfp import BFPError, OptionError
-from megatron_bfp.command_line import Parser
+from megatron_bfp.commands.shared import Parser
 
 NEEDED = "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --micro-batch-size 1 --train-iters 100"
 NEEDED += " --data-path data --seq-length 64 --tokenizer-model tokenizer.json"
@@ -140,7 +140,7 @@ def test_fault_C11_every_option_has_a_text_and_tells_its_default_or_that_it_is_r
 
 def test_the_kernels_that_can_be_chosen_are_those_that_there_are():
     pytest.importorskip("torch")
-    from megatron_bfp.attention_kernels import KERNELS
+    from megatron_bfp.attention.kernels import KERNELS
 
     assert pretrain_arguments.ATTENTION_KERNELS == tuple(KERNELS)
 

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import chunk_lengths
 
-from megatron_bfp import packing, report, report_command
+from megatron_bfp import packing, report
+from megatron_bfp.commands import report as report_command
 from megatron_bfp.errors import BFPError
 from megatron_bfp.tables import format_table
 

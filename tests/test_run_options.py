@@ -18,18 +18,18 @@ from plan_run import epochs, training_sequences  # noqa: E402
 from recipe import Layout, read_recipe  # noqa: E402
 from run_options import REPLACED, run_options, trainer_and_words  # noqa: E402
 
+from megatron_bfp.commands.preprocess import main as preprocess  # noqa: E402
 from megatron_bfp.errors import InputError, OptionError, SequenceIndexError  # noqa: E402
-from megatron_bfp.index_building import build  # noqa: E402
-from megatron_bfp.index_format import (  # noqa: E402
+from megatron_bfp.sequence_index.builder import build  # noqa: E402
+from megatron_bfp.sequence_index.key import (
+    SPLIT_NAMES,  # noqa: E402
     IndexKey,
     build_command,
     cached_index_directory,
     index_directory,
     split_range,
 )
-from megatron_bfp.preprocessing.command import main as preprocess  # noqa: E402
-from megatron_bfp.sequence_index import SequenceIndex  # noqa: E402
-from megatron_bfp.splits import SPLIT_NAMES  # noqa: E402
+from megatron_bfp.sequence_index.reader import SequenceIndex  # noqa: E402
 
 TINY = str(ROOT / "examples/recipes/tiny.sh")
 EXAMPLE = "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --micro-batch-size 2 --global-batch-size 8 "

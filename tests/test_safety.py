@@ -13,11 +13,13 @@ import pytest
 from conftest import ROOT, documents_of
 
 from megatron_bfp import SequenceIndexError
-from megatron_bfp.index_building import build
-from megatron_bfp.index_format import IndexKey, canonical_json, checksum, ends_sha256, file_sha256, index_directory
-from megatron_bfp.index_verification import verify
 from megatron_bfp.progress import without_progress
-from megatron_bfp.sequence_index import SequenceIndex
+from megatron_bfp.sequence_index.builder import build
+from megatron_bfp.sequence_index.fingerprints import ends_sha256, file_sha256
+from megatron_bfp.sequence_index.format import canonical_json, checksum
+from megatron_bfp.sequence_index.key import IndexKey, index_directory
+from megatron_bfp.sequence_index.reader import SequenceIndex
+from megatron_bfp.sequence_index.verify import verify
 
 SOURCES = sorted(path for folder in ("megatron_bfp", "tools", "examples") for path in (ROOT / folder).rglob("*.py"))
 RUN_CODE = {"eval", "exec", "compile", "__import__", "os.system", "os.popen"}

@@ -7,7 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from megatron_bfp.sample_tensors import WORTH_JOINING, SampleTensors  # noqa: E402
+from megatron_bfp.megatron_core.sample_tensors import WORTH_JOINING, SampleTensors  # noqa: E402
 
 
 def a_sample(number=0):

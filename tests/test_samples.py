@@ -8,9 +8,9 @@ from conftest import documents_of, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megatron_bfp.index_building import build
-from megatron_bfp.index_format import IndexKey, index_directory
-from megatron_bfp.samples import build_sample, dense_attention_mask
+from megatron_bfp.samples.sample import build_sample, dense_attention_mask
+from megatron_bfp.sequence_index.builder import build
+from megatron_bfp.sequence_index.key import IndexKey, index_directory
 
 LENGTHS = st.lists(st.sampled_from([0, 1, 1, 2, 3, 5, 8, 13, 31, 64]) | st.integers(0, 70), max_size=25)
 EOD = 7

@@ -5,9 +5,12 @@ import argparse
 import pytest
 from conftest import documents_of, write
 
-from megatron_bfp import OptionError, report_command, show_command
-from megatron_bfp.integrations import megatron_deepspeed, megatron_lm
-from megatron_bfp.packing import MOST_TOKENS
+from megatron_bfp import OptionError
+from megatron_bfp.arguments import MOST_TOKENS
+from megatron_bfp.commands import report as report_command
+from megatron_bfp.commands import show as show_command
+from megatron_bfp.integrations import megatron_lm
+from megatron_bfp.integrations.megatron_deepspeed import options as megatron_deepspeed
 
 LINE = r"--seq-length must be an integer from 1 to 16,777,216 tokens, got {}"
 

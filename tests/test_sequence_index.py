@@ -23,22 +23,18 @@ from conftest import DATA, ROOT, documents_of, write
 from disk_order import watched_disk
 from index_bytes import index_digests
 
-from megatron_bfp import IndexedDatasetError, OptionError, SequenceIndexError, index_building, index_verification, pack
+from megatron_bfp import IndexedDatasetError, OptionError, SequenceIndexError, pack
 from megatron_bfp.files import process_label
-from megatron_bfp.index_building import build, open_or_build
-from megatron_bfp.index_format import (
-    IndexKey,
-    cached_index_directory,
-    canonical_json,
-    checksum,
-    document_range,
-    ends_sha256,
-    index_directory,
-    sampled_fingerprint,
-)
-from megatron_bfp.index_verification import verify, verify_all
-from megatron_bfp.indexed_dataset import IndexedDataset, IndexedDatasetWriter
-from megatron_bfp.sequence_index import SequenceIndex
+from megatron_bfp.indexed_dataset.reader import IndexedDataset
+from megatron_bfp.indexed_dataset.writer import IndexedDatasetWriter
+from megatron_bfp.sequence_index import builder as index_building
+from megatron_bfp.sequence_index import verify as index_verification
+from megatron_bfp.sequence_index.builder import build, open_or_build
+from megatron_bfp.sequence_index.fingerprints import ends_sha256, sampled_fingerprint
+from megatron_bfp.sequence_index.format import canonical_json, checksum
+from megatron_bfp.sequence_index.key import IndexKey, cached_index_directory, document_range, index_directory
+from megatron_bfp.sequence_index.reader import SequenceIndex
+from megatron_bfp.sequence_index.verify import verify, verify_all
 
 LENGTHS = [5, 0, 12, 3, 16, 2, 2, 9, 7, 1, 20, 8]
 

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 from conftest import documents_of
 
-from megatron_bfp import __main__ as command
-from megatron_bfp import sequence_page
+from megatron_bfp.commands import main as command
 from megatron_bfp.errors import BFPError
-from megatron_bfp.index_building import build
-from megatron_bfp.index_format import IndexKey, cached_index_directory, index_directory
-from megatron_bfp.samples import build_sample
-from megatron_bfp.sequence_page import to_html
-from megatron_bfp.sequence_view import headline, printable, to_text, view_sequence
-from megatron_bfp.shuffle import shuffled
+from megatron_bfp.inspection import page as sequence_page
+from megatron_bfp.inspection.page import to_html
+from megatron_bfp.inspection.view import headline, printable, to_text, view_sequence
+from megatron_bfp.samples.order import shuffled
+from megatron_bfp.samples.sample import build_sample
+from megatron_bfp.sequence_index.builder import build
+from megatron_bfp.sequence_index.key import IndexKey, cached_index_directory, index_directory
 
 LENGTHS = [5, 0, 21, 3, 16, 2, 2, 9, 7, 1, 20, 8]
 HOSTILE = [

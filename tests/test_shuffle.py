@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megatron_bfp.shuffle import sequence_of_sample, shuffled
+from megatron_bfp.samples.order import sequence_of_sample, shuffled
 
 
 @settings(max_examples=150, deadline=None)

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron_bfp import OptionError
-from megatron_bfp.splits import split_fractions
+from megatron_bfp.sequence_index.key import split_fractions
 
 
 @settings(max_examples=300, deadline=None)

@@ -12,11 +12,13 @@ import pytest
 from conftest import ROOT, documents_of
 from terminal import run_on_terminal
 
-from megatron_bfp import __main__ as verbs
-from megatron_bfp import report_command
-from megatron_bfp.command_line import dataset_prefix, run
-from megatron_bfp.indexed_dataset import IndexedDataset, IndexedDatasetWriter
-from megatron_bfp.preprocessing import command as preprocess_command
+from megatron_bfp.commands import main as verbs
+from megatron_bfp.commands import preprocess as preprocess_command
+from megatron_bfp.commands import report as report_command
+from megatron_bfp.commands.shared import dataset_prefix
+from megatron_bfp.console import run
+from megatron_bfp.indexed_dataset.reader import IndexedDataset
+from megatron_bfp.indexed_dataset.writer import IndexedDatasetWriter
 from megatron_bfp.tables import WIDTH, format_table, wrap
 
 PREPROCESS = ("tools/preprocess_bfp.py",)
@@ -116,7 +118,7 @@ def test_fault_C07_paths_in_sentences_stay_whole():
 BARS = """
 import time
 from megatron_bfp import progress
-from megatron_bfp.preprocessing.amount import Amount
+from megatron_bfp.preprocessing.progress import Amount
 from megatron_bfp.preprocessing.meter import Meter
 progress.FIRST_SECONDS = 0.0
 def work(meter, number, *amount):

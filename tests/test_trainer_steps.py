@@ -32,7 +32,7 @@ from torch.nn.functional import cross_entropy  # noqa: E402
 from trainer_in_process import SmallTokenizer, alone, command_line, run_trainer  # noqa: E402
 
 from megatron_bfp import BFPError  # noqa: E402
-from megatron_bfp.attention import document_boundaries  # noqa: E402
+from megatron_bfp.megatron_core.attention import document_boundaries  # noqa: E402
 
 LENGTHS = [5, 40, 1, 17, 31, 32, 9, 70, 3, 12, 25, 8, *[1, 2] * 10, 64, 30, 30, 14, 50]
 STEPS = 4

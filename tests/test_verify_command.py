@@ -7,10 +7,10 @@ import pytest
 from conftest import write
 
 from megatron_bfp import BFPError, __main__
-from megatron_bfp.index_building import build
-from megatron_bfp.index_format import IndexKey, index_directory
-from megatron_bfp.indexed_dataset import IndexedDataset
-from megatron_bfp.token_verification import verify_tokens
+from megatron_bfp.indexed_dataset.reader import IndexedDataset
+from megatron_bfp.indexed_dataset.verify import verify_tokens
+from megatron_bfp.sequence_index.builder import build
+from megatron_bfp.sequence_index.key import IndexKey, index_directory
 
 EOD = 9
 BY_NUMBERS = ("--tokens", "--vocab-size", "10", "--eod-id", str(EOD))

@@ -5,10 +5,10 @@ import pytest
 from conftest import documents_of
 
 from megatron_bfp import IndexedDatasetError
-from megatron_bfp.index_building import build
-from megatron_bfp.index_format import IndexKey, index_directory
-from megatron_bfp.samples import build_sample
-from megatron_bfp.vocabulary import BLOCK_TOKENS, check_sampled_ids, check_spans, has_others
+from megatron_bfp.samples.sample import build_sample
+from megatron_bfp.samples.vocabulary import BLOCK_TOKENS, check_sampled_ids, check_spans, has_others
+from megatron_bfp.sequence_index.builder import build
+from megatron_bfp.sequence_index.key import IndexKey, index_directory
 
 LENGTHS = [3, 0, 5, 21, 2, 8]
 

@@ -154,7 +154,7 @@ def tiktoken(folder, in_megatrons_form):
     tokens = [bytes(alphabet[character] for character in source.id_to_token(number)) for number in range(1, 500)]
     single = [bytes([byte]) for byte in range(256)]
     tokens = [*single, *(token for token in tokens if len(token) > 1)]
-    from megatron_bfp.preprocessing.tiktoken_tokenizer import MEGATRON_SPECIAL_TOKENS, PATTERNS
+    from megatron_bfp.tokenizers.tiktoken import MEGATRON_SPECIAL_TOKENS, PATTERNS
 
     common = ["--tokenizer-type", "TikTokenizer", "--tokenizer-model"]
     if in_megatrons_form:
@@ -188,7 +188,7 @@ def tiktoken(folder, in_megatrons_form):
 
 
 def _byte_characters():
-    from megatron_bfp.preprocessing.huggingface_tokenizer import byte_level_alphabet
+    from megatron_bfp.tokenizers.huggingface import byte_level_alphabet
 
     characters = {byte[0]: character for character, byte in byte_level_alphabet().items()}
     return [characters[byte] for byte in range(256)]

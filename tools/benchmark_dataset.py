@@ -27,9 +27,10 @@ from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir))
 
 from megatron_bfp import BFPGPTDataset, BFPGPTDatasetConfig  # noqa: E402
-from megatron_bfp.command_line import Parser, run  # noqa: E402
-from megatron_bfp.indexed_dataset import IndexedDatasetWriter  # noqa: E402
-from megatron_bfp.packing import checked_count, checked_seq_length  # noqa: E402
+from megatron_bfp.arguments import checked_count, checked_seq_length  # noqa: E402
+from megatron_bfp.commands.shared import Parser
+from megatron_bfp.console import run
+from megatron_bfp.indexed_dataset.writer import IndexedDatasetWriter  # noqa: E402
 from megatron_bfp.tables import format_table  # noqa: E402
 
 LARGEST_MASK = 1 << 28

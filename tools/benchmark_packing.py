@@ -24,10 +24,11 @@ import numpy as np
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir))
 
 import megatron_bfp  # noqa: E402
-from megatron_bfp.command_line import Parser, run  # noqa: E402
+from megatron_bfp.arguments import checked_count, checked_seq_length  # noqa: E402
+from megatron_bfp.commands.shared import Parser
+from megatron_bfp.console import run
 from megatron_bfp.errors import InputError, OptionError  # noqa: E402
-from megatron_bfp.indexed_dataset import IndexedDataset  # noqa: E402
-from megatron_bfp.packing import checked_count, checked_seq_length  # noqa: E402
+from megatron_bfp.indexed_dataset.reader import IndexedDataset  # noqa: E402
 from megatron_bfp.tables import format_table  # noqa: E402
 
 SIMULATED = "simulated RefinedWeb, lognormal(5.84, 0.98)"

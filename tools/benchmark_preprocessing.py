@@ -39,10 +39,12 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir))
 
-from megatron_bfp.command_line import Parser, run  # noqa: E402
+from megatron_bfp.arguments import checked_count  # noqa: E402
+from megatron_bfp.commands.shared import Parser
+from megatron_bfp.console import run
 from megatron_bfp.errors import InputError, OptionError  # noqa: E402
-from megatron_bfp.indexed_dataset import IndexedDataset, bin_path, idx_path  # noqa: E402
-from megatron_bfp.packing import checked_count  # noqa: E402
+from megatron_bfp.indexed_dataset.format import bin_path, idx_path
+from megatron_bfp.indexed_dataset.reader import IndexedDataset
 from megatron_bfp.progress import terminal_progress  # noqa: E402
 from megatron_bfp.tables import format_table  # noqa: E402
 

@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from types import ModuleType
 
 from ..errors import OptionError, UnsupportedMegatronError
-from . import megatron_deepspeed, megatron_lm
+from . import megatron_lm
 from .data_impl import OPTION, data_impls
 from .hooks import AfterImport, Hook, wait_for
+from .megatron_deepspeed import options as megatron_deepspeed
 from .refusals import print_refusals_in_one_line, rank
 
 MODULES_OF_OPTIONS = ("megatron.training.arguments", "megatron.arguments")

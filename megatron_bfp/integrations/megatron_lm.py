@@ -13,9 +13,9 @@ from dataclasses import fields
 from types import ModuleType
 from typing import Any
 
-from ..blends import check_weights
+from ..arguments import checked_seq_length
 from ..errors import BFPError, OptionError, UnsupportedMegatronError
-from ..packing import checked_seq_length
+from ..samples.blends import check_weights
 from .data_impl import without_data_impl
 from .first_samples import read_first_samples
 from .hooks import Hook, check_hooks, replace
@@ -218,7 +218,7 @@ def packed(cls: type, config: Any, max_documents_per_sequence: int | None, vocab
     """
     from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 
-    from ..gpt_dataset import BFPGPTDataset, BFPGPTDatasetConfig
+    from ..megatron_core.gpt_dataset import BFPGPTDataset, BFPGPTDatasetConfig
 
     if cls is not GPTDataset or type(config) is not GPTDatasetConfig:
         raise OptionError(

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from ..boundary_check import BoundaryCheck, WatchedIterator, stopped
+from ..attention.boundary_check import BoundaryCheck, WatchedIterator, stopped
 from ..errors import IntegrationError
 
 
 def local_core_attention(_: Callable) -> Callable:
     """LocalSpecProvider: attention inside documents for ``--transformer-impl local``, whose own takes no boundaries."""
-    from ..attention import DocumentAttention
+    from ..megatron_core.attention import DocumentAttention
 
     return lambda self: DocumentAttention
 
@@ -23,7 +23,7 @@ def change_heterogeneous_layers(module: ModuleType) -> None:
     Raises:
         IntegrationError: they do not.
     """
-    from ..attention import DocumentAttention
+    from ..megatron_core.attention import DocumentAttention
 
     if not hasattr(module, "DotProductAttention"):
         raise IntegrationError(f"this Megatron has no {module.__name__}.DotProductAttention; see the README's versions")

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..errors import InputError, OptionError
-from .input_files import SUMMARY_SUFFIX
-from .run_folder import difference, read_json
+from .job_folder import difference, read_json
+from .readers.input_files import SUMMARY_SUFFIX
 
 PART = re.compile(r"(?P<output>.*)-(?P<index>\d{5})-of-(?P<count>\d{5})(?P<key>_.*)")
 

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import InputError
-from . import parquet
-from .compression import compression_of
-from .documents import STANDARD_INPUT, Place
-from .file_kinds import CHECKED_BYTES
-from .inputs import START_BYTES, Piece, opened, start_of, stream_batches
-from .jsonl import check_lines
+from .readers import parquet
+from .readers.compression import compression_of
+from .readers.documents import STANDARD_INPUT, Place
+from .readers.file_kinds import CHECKED_BYTES
+from .readers.inputs import START_BYTES, Piece, opened, start_of, stream_batches
+from .readers.jsonl import check_lines
 
 SMALL_SHARD, LARGEST_SHARD = 32 << 20, 256 << 20
 """Bytes of input: long enough that starting a shard costs nothing, short enough that little is lost with one."""

@@ -12,9 +12,9 @@ from datetime import datetime
 from itertools import count, groupby
 
 from ..errors import OptionError
-from .documents import Place
-from .inputs import Piece
 from .plan import Shard, file_pieces, grouped
+from .readers.documents import Place
+from .readers.inputs import Piece
 
 SizeAndTime = tuple[int, int]
 """Of an input file: bytes, and nanoseconds of its last modification."""

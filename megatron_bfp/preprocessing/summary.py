@@ -10,13 +10,14 @@ from typing import Any
 from .. import __version__
 from ..errors import IndexedDatasetError, InputError
 from ..files import sync_file, write_whole
-from ..indexed_dataset import IndexedDataset, bin_path, idx_path
-from .input_files import SUMMARY_SUFFIX
-from .run import Run
-from .run_folder import difference, read_json
-from .shards import ShardRecord
-from .special_tokens import token_names
-from .tokenizer_interface import Tokenizer
+from ..indexed_dataset.format import bin_path, idx_path
+from ..indexed_dataset.reader import IndexedDataset
+from ..tokenizers.interface import Tokenizer
+from ..tokenizers.special_tokens import token_names
+from .job import Run
+from .job_folder import difference, read_json
+from .readers.input_files import SUMMARY_SUFFIX
+from .task import ShardRecord
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .documents import BadDocument, Batch, Record
-from .special_tokens import DocumentTemplate
-from .tokenizer_interface import Tokenizer, TokenizingError, first_line
+from ..tokenizers.interface import Tokenizer, TokenizingError, first_line
+from ..tokenizers.special_tokens import DocumentTemplate
+from .readers.documents import BadDocument, Batch, Record
 
 
 @dataclass(frozen=True)

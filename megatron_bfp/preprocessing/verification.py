@@ -1,10 +1,11 @@
 """A dataset just written, checked from what is on disk: its tokens, and where its documents end."""
 
 from ..errors import IndexedDatasetError
-from ..indexed_dataset import IndexedDataset, bin_path
+from ..indexed_dataset.format import bin_path
+from ..indexed_dataset.reader import IndexedDataset
+from ..indexed_dataset.verify import verify_tokens
 from ..progress import Progress, without_progress
-from ..token_verification import verify_tokens
-from .special_tokens import DocumentTemplate
+from ..tokenizers.special_tokens import DocumentTemplate
 
 
 def verify_documents(

@@ -13,7 +13,7 @@ from conftest import documents_of  # noqa: E402
 from megatron_helpers import initialize_megatron  # noqa: E402
 from torch import distributed  # noqa: E402
 
-from megatron_bfp.attention import document_boundaries  # noqa: E402
+from megatron_bfp.megatron_core.attention import document_boundaries  # noqa: E402
 
 SEQ_LENGTH, VOCAB_SIZE, RANKS = 64, 512, 2
 

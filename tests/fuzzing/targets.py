@@ -14,21 +14,18 @@ from conftest import DATA, documents_of, write
 
 from fuzzing.mutations import mutated, other_value
 from megatron_bfp.errors import BFPError
-from megatron_bfp.index_building import build
-from megatron_bfp.index_format import (
-    IndexKey,
-    canonical_json,
-    checksum,
-    ends_sha256,
-    file_sha256,
-    index_directory,
-)
-from megatron_bfp.index_verification import verify
-from megatron_bfp.indexed_dataset import HEADER_BYTES, IndexedDataset, IndexedDatasetWriter
-from megatron_bfp.preprocessing.inputs import Piece, read_batches
-from megatron_bfp.preprocessing.parquet import row_group_sizes
+from megatron_bfp.indexed_dataset.format import HEADER_BYTES
+from megatron_bfp.indexed_dataset.reader import IndexedDataset
+from megatron_bfp.indexed_dataset.writer import IndexedDatasetWriter
+from megatron_bfp.preprocessing.readers.inputs import Piece, read_batches
+from megatron_bfp.preprocessing.readers.parquet import row_group_sizes
 from megatron_bfp.progress import without_progress
-from megatron_bfp.sequence_index import SequenceIndex
+from megatron_bfp.sequence_index.builder import build
+from megatron_bfp.sequence_index.fingerprints import ends_sha256, file_sha256
+from megatron_bfp.sequence_index.format import canonical_json, checksum
+from megatron_bfp.sequence_index.key import IndexKey, index_directory
+from megatron_bfp.sequence_index.reader import SequenceIndex
+from megatron_bfp.sequence_index.verify import verify
 
 LENGTHS = [5, 0, 12, 3, 16, 2, 2, 9, 7, 1, 20, 8]
 SOME = 40

@@ -28,8 +28,8 @@ from megatron_helpers import initialize_megatron, model_options  # noqa: E402
 from pretrain_model import transformer_config  # noqa: E402
 
 from megatron_bfp import pack  # noqa: E402
-from megatron_bfp.attention import document_boundaries, with_document_attention  # noqa: E402
-from megatron_bfp.attention_kernels import KERNELS, Needs  # noqa: E402
+from megatron_bfp.attention.kernels import KERNELS, Needs  # noqa: E402
+from megatron_bfp.megatron_core.attention import document_boundaries, with_document_attention  # noqa: E402
 from megatron_bfp.tables import format_table  # noqa: E402
 
 SHAPE = {"hidden_size": 4096, "ffn_hidden_size": 11008, "num_attention_heads": 32, "init_method_std": 0.02}

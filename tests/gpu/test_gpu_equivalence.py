@@ -15,7 +15,7 @@ import equivalence  # noqa: E402
 import numpy as np  # noqa: E402
 from conftest import documents_of  # noqa: E402
 
-from megatron_bfp.attention_kernels import KERNELS, Needs, choose_kernel  # noqa: E402
+from megatron_bfp.attention.kernels import KERNELS, Needs, choose_kernel  # noqa: E402
 
 SHAPE = {"hidden_size": 256, "ffn_hidden_size": 512, "init_method_std": 0.08}
 CASES = [

@@ -18,7 +18,7 @@ sys.path.insert(0, os.path.dirname(script))
 import numpy as np  # noqa: E402
 
 import megatron_bfp  # noqa: E402
-from megatron_bfp.integrations import megatron_deepspeed  # noqa: E402
+from megatron_bfp.integrations.megatron_deepspeed import options as megatron_deepspeed  # noqa: E402
 
 
 def say(**values):
@@ -168,10 +168,9 @@ def alone(model, received, micro_batch):
 
 def chunks_of_sample(args, sample):
     """Tokens of each chunk of a sample, and labels, the last of which may be None."""
-    from megatron_bfp.index_building import open_or_build
-    from megatron_bfp.index_format import IndexKey, document_range
-    from megatron_bfp.indexed_dataset import IndexedDataset
-    from megatron_bfp.splits import split_fractions
+    from megatron_bfp.indexed_dataset.reader import IndexedDataset
+    from megatron_bfp.sequence_index.builder import open_or_build
+    from megatron_bfp.sequence_index.key import IndexKey, document_range, split_fractions
 
     dataset = IndexedDataset(args.data_path[0])
     first, end = document_range(split_fractions(args.split)[0], dataset.num_documents)

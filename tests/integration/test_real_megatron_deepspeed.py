@@ -24,8 +24,8 @@ from conftest import ROOT, write  # noqa: E402
 from launching import ENVIRONMENT, free_port, make_corpus  # noqa: E402
 from megatron_deepspeed_on_cpu import copy_for_cpu  # noqa: E402
 
-from megatron_bfp.indexed_dataset import IndexedDataset  # noqa: E402
-from megatron_bfp.integrations.megatron_deepspeed_dataset import build_splits  # noqa: E402
+from megatron_bfp.indexed_dataset.reader import IndexedDataset  # noqa: E402
+from megatron_bfp.integrations.megatron_deepspeed.dataset import build_splits  # noqa: E402
 
 HERE = Path(__file__).parent
 STEP = re.compile(r"iteration +(\d+)/ .*consumed samples: +(\d+) .*lm loss: (\S+) ")

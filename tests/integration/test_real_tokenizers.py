@@ -20,8 +20,8 @@ pytest.importorskip("transformers")
 
 from tokenizer_zoo import TEXTS, make_zoo  # noqa: E402
 
-from megatron_bfp.indexed_dataset import IndexedDataset  # noqa: E402
-from megatron_bfp.preprocessing import command  # noqa: E402
+from megatron_bfp.commands import preprocess as command  # noqa: E402
+from megatron_bfp.indexed_dataset.reader import IndexedDataset  # noqa: E402
 
 RUN_TOOL = """
 import json, sys, typing

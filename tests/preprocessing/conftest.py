@@ -81,7 +81,7 @@ def sentencepiece_file(train_sentencepiece):
 @pytest.fixture(scope="session")
 def tiktoken_ranks(tokenizer_file):
     """dict of bytes: the vocabulary of ``tokenizer_file`` without its special tokens."""
-    from megatron_bfp.preprocessing.huggingface_tokenizer import HuggingFaceTokenizer
+    from megatron_bfp.tokenizers.huggingface import HuggingFaceTokenizer
 
     tokenizer = HuggingFaceTokenizer(tokenizer_file, needs_eod=False)
     return {piece: rank for rank, piece in enumerate(tokenizer.pieces(range(2, tokenizer.vocab_size)))}

@@ -17,10 +17,10 @@ from conftest import DATA, ROOT, documents_of
 
 pytest.importorskip("tokenizers")
 
-from megatron_bfp.index_verification import verify_all  # noqa: E402
-from megatron_bfp.indexed_dataset import IndexedDataset  # noqa: E402
-from megatron_bfp.preprocessing import command  # noqa: E402
-from megatron_bfp.preprocessing.tokenizers import load_tokenizer  # noqa: E402
+from megatron_bfp.commands import preprocess as command  # noqa: E402
+from megatron_bfp.indexed_dataset.reader import IndexedDataset  # noqa: E402
+from megatron_bfp.sequence_index.verify import verify_all  # noqa: E402
+from megatron_bfp.tokenizers.registry import load_tokenizer  # noqa: E402
 from preprocessing.conftest import EOD  # noqa: E402
 
 GOOD = str(DATA / "nasty" / "00_good.jsonl")

@@ -9,8 +9,8 @@ import tracemalloc
 import pytest
 
 from megatron_bfp import InputError
-from megatron_bfp.preprocessing import compression
-from megatron_bfp.preprocessing.compression import chunks_of
+from megatron_bfp.preprocessing.readers import compression
+from megatron_bfp.preprocessing.readers.compression import chunks_of
 
 zstd = pytest.importorskip("backports.zstd")
 

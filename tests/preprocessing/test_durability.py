@@ -9,7 +9,8 @@ from disk_order import watched_disk
 
 pytest.importorskip("tokenizers")
 
-from megatron_bfp.preprocessing import command, plan  # noqa: E402
+from megatron_bfp.commands import preprocess as command
+from megatron_bfp.preprocessing import plan
 from preprocessing.conftest import EOD  # noqa: E402
 
 

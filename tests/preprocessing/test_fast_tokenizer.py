@@ -12,16 +12,11 @@ pytest.importorskip("sentencepiece")
 pytest.importorskip("tiktoken")
 gigatoken = pytest.importorskip("gigatoken")
 
-from megatron_bfp.preprocessing import fast_tokenizer  # noqa: E402
-from megatron_bfp.preprocessing.fast_tokenizer import (  # noqa: E402
-    DifferentIds,
-    FastTokenizer,
-    NoFastTokenizer,
-    load_fast_tokenizer,
-)
-from megatron_bfp.preprocessing.tiktoken_tokenizer import TiktokenOptions  # noqa: E402
-from megatron_bfp.preprocessing.tokenizer_probes import PROBES, probes  # noqa: E402
-from megatron_bfp.preprocessing.tokenizers import load_tokenizer  # noqa: E402
+from megatron_bfp.tokenizers.fast import tokenizer as fast_tokenizer  # noqa: E402
+from megatron_bfp.tokenizers.fast.probes import PROBES, probes  # noqa: E402
+from megatron_bfp.tokenizers.fast.tokenizer import DifferentIds, FastTokenizer, NoFastTokenizer, load_fast_tokenizer
+from megatron_bfp.tokenizers.registry import load_tokenizer  # noqa: E402
+from megatron_bfp.tokenizers.tiktoken import TiktokenOptions  # noqa: E402
 from preprocessing.conftest import EOD  # noqa: E402
 
 KINDS = (

@@ -17,9 +17,10 @@ import numpy as np
 import pytest
 
 from megatron_bfp import InputError
-from megatron_bfp.preprocessing import command, file_kinds, jsonl
-from megatron_bfp.preprocessing.inputs import Piece, read_batches
-from megatron_bfp.preprocessing.jsonl import line_batches
+from megatron_bfp.commands import preprocess as command
+from megatron_bfp.preprocessing.readers import file_kinds, jsonl
+from megatron_bfp.preprocessing.readers.inputs import Piece, read_batches
+from megatron_bfp.preprocessing.readers.jsonl import line_batches
 from preprocessing.conftest import EOD
 
 pyarrow = pytest.importorskip("pyarrow")

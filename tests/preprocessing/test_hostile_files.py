@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from conftest import DATA
 
-from megatron_bfp.indexed_dataset import IndexedDataset
-from megatron_bfp.preprocessing import command
-from megatron_bfp.preprocessing.tokenizers import TiktokenOptions, load_tokenizer
+from megatron_bfp.commands import preprocess as command
+from megatron_bfp.indexed_dataset.reader import IndexedDataset
+from megatron_bfp.tokenizers.registry import TiktokenOptions, load_tokenizer
 from preprocessing.conftest import EOD, LIBRARIES
 
 NASTY = DATA / "nasty"

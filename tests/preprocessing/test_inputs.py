@@ -9,8 +9,8 @@ import threading
 import pytest
 
 from megatron_bfp import InputError, OptionError
-from megatron_bfp.preprocessing.input_files import input_files
-from megatron_bfp.preprocessing.inputs import Piece, read_batches, stream_batches
+from megatron_bfp.preprocessing.readers.input_files import input_files
+from megatron_bfp.preprocessing.readers.inputs import Piece, read_batches, stream_batches
 
 
 @pytest.fixture
@@ -208,7 +208,7 @@ def test_a_pattern_gives_the_files_of_the_folders_it_matches_too(tmp_path):
 def test_patterns_match_what_the_standard_library_s_match(tmp_path, monkeypatch, value):
     import glob
 
-    from megatron_bfp.preprocessing.input_files import matching_paths
+    from megatron_bfp.preprocessing.readers.input_files import matching_paths
 
     put(tmp_path, "a.jsonl", "b.jsonl", "sub/c.jsonl", ".d.jsonl")
     monkeypatch.chdir(tmp_path)
@@ -253,7 +253,7 @@ def test_fault_A10_standard_input_by_two_names_is_refused(tmp_path, monkeypatch)
 
 
 def test_fault_A10_names_tell_where_inodes_do_not(tmp_path, monkeypatch):
-    from megatron_bfp.preprocessing import input_files as module
+    from megatron_bfp.preprocessing.readers import input_files as module
 
     put(tmp_path, "a.jsonl", "b.jsonl")
     os.symlink("a.jsonl", tmp_path / "link.jsonl")

@@ -14,10 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron_bfp.errors import IndexedDatasetError, InputError
-from megatron_bfp.indexed_dataset import IndexedDatasetWriter, bin_path, idx_path
-from megatron_bfp.preprocessing import joining
-from megatron_bfp.preprocessing.joining import ShardJoiner
-from megatron_bfp.preprocessing.shards import ShardRecord, shard_prefix
+from megatron_bfp.indexed_dataset.format import bin_path, idx_path
+from megatron_bfp.indexed_dataset.writer import IndexedDatasetWriter
+from megatron_bfp.preprocessing import joiner as joining
+from megatron_bfp.preprocessing.joiner import ShardJoiner
+from megatron_bfp.preprocessing.task import ShardRecord, shard_prefix
 
 DTYPE = np.uint16
 DOCUMENTS = st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=5), max_size=4)

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron_bfp import InputError
-from megatron_bfp.preprocessing import jsonl
-from megatron_bfp.preprocessing.documents import BadDocument, Record
-from megatron_bfp.preprocessing.jsonl import LineBatch, line_batches
+from megatron_bfp.preprocessing.readers import jsonl
+from megatron_bfp.preprocessing.readers.documents import BadDocument, Record
+from megatron_bfp.preprocessing.readers.jsonl import LineBatch, line_batches
 
 pytest.importorskip("orjson")
 

@@ -8,9 +8,10 @@ import time
 import pytest
 
 from megatron_bfp.errors import OptionError
-from megatron_bfp.preprocessing import lease, run_folder
+from megatron_bfp.preprocessing import job_folder as run_folder
+from megatron_bfp.preprocessing import lease
+from megatron_bfp.preprocessing.job_folder import RunFolder
 from megatron_bfp.preprocessing.lease import Lease, TakenError, kernel_id
-from megatron_bfp.preprocessing.run_folder import RunFolder
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from megatron_bfp.preprocessing import command
+from megatron_bfp.commands import preprocess as command
 from preprocessing.conftest import LIBRARIES
 
 SECRET = "zanzibar"

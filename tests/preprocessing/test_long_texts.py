@@ -9,9 +9,9 @@ from conftest import ROOT
 pytest.importorskip("tokenizers")
 pytest.importorskip("sentencepiece")
 
-from megatron_bfp.preprocessing import long_texts  # noqa: E402
-from megatron_bfp.preprocessing.tokenizer_probes import PROBES  # noqa: E402
-from megatron_bfp.preprocessing.tokenizers import load_tokenizer  # noqa: E402
+from megatron_bfp.tokenizers import long_texts  # noqa: E402
+from megatron_bfp.tokenizers.fast.probes import PROBES  # noqa: E402
+from megatron_bfp.tokenizers.registry import load_tokenizer  # noqa: E402
 
 TEXT = "".join(path.read_text() for path in sorted((ROOT / "megatron_bfp").rglob("*.py")))
 CHINESE = "".join(random.Random(0).choice("的一是不了在人有我他这中大来上\u3002\uff0c") for _ in range(30000))

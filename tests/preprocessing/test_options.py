@@ -7,7 +7,7 @@ from conftest import DATA, write
 
 pytest.importorskip("tokenizers")
 
-from megatron_bfp.preprocessing import command  # noqa: E402
+from megatron_bfp.commands import preprocess as command  # noqa: E402
 
 FAULT = ["--tokenizer-model", str(DATA / "bos_tokenizer.json")]
 

@@ -10,13 +10,14 @@ tokenizers = pytest.importorskip("tokenizers")
 tiktoken = pytest.importorskip("tiktoken")
 
 from megatron_bfp import InputError, OptionError  # noqa: E402
-from megatron_bfp.indexed_dataset import IndexedDataset  # noqa: E402
-from megatron_bfp.preprocessing import command, fast_tokenizer  # noqa: E402
-from megatron_bfp.preprocessing.fast_tokenizer import FastTokenizer  # noqa: E402
-from megatron_bfp.preprocessing.processes import run_in_processes  # noqa: E402
-from megatron_bfp.preprocessing.tiktoken_tokenizer import TikTokenizer, TiktokenOptions  # noqa: E402
-from megatron_bfp.preprocessing.tokenizer_interface import TokenizingError, is_from_library  # noqa: E402
-from megatron_bfp.preprocessing.tokenizers import load_tokenizer  # noqa: E402
+from megatron_bfp.commands import preprocess as command
+from megatron_bfp.indexed_dataset.reader import IndexedDataset  # noqa: E402
+from megatron_bfp.preprocessing.executors.processes import run_in_processes  # noqa: E402
+from megatron_bfp.tokenizers.fast import tokenizer as fast_tokenizer
+from megatron_bfp.tokenizers.fast.tokenizer import FastTokenizer  # noqa: E402
+from megatron_bfp.tokenizers.interface import TokenizingError, is_from_library  # noqa: E402
+from megatron_bfp.tokenizers.registry import load_tokenizer  # noqa: E402
+from megatron_bfp.tokenizers.tiktoken import TikTokenizer, TiktokenOptions  # noqa: E402
 
 
 class PanicException(BaseException):
@@ -170,7 +171,7 @@ def test_an_error_that_cannot_travel_is_told(capfd):
 
 
 def test_ray_tells_of_a_panic():
-    from megatron_bfp.preprocessing.ray_executor import _do
+    from megatron_bfp.preprocessing.executors.ray import _do
 
     kind, error, _ = _do(panic, 1)
     assert kind == "raised" and isinstance(error, InputError) and str(error) == "1: PanicException: index"

@@ -8,10 +8,10 @@ import pytest
 from conftest import DATA
 
 from megatron_bfp import InputError
-from megatron_bfp.preprocessing import command
-from megatron_bfp.preprocessing import parquet as parquet_reader
-from megatron_bfp.preprocessing.documents import BadDocument
-from megatron_bfp.preprocessing.parquet import row_batches
+from megatron_bfp.commands import preprocess as command
+from megatron_bfp.preprocessing.readers import parquet as parquet_reader
+from megatron_bfp.preprocessing.readers.documents import BadDocument
+from megatron_bfp.preprocessing.readers.parquet import row_batches
 
 pyarrow = pytest.importorskip("pyarrow")
 from pyarrow import parquet  # noqa: E402

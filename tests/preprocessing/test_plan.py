@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from megatron_bfp.errors import InputError
 from megatron_bfp.preprocessing import plan
-from megatron_bfp.preprocessing.inputs import Piece, count_lines, read_batches
-from megatron_bfp.preprocessing.jsonl import count_line_starts, line_chunks
 from megatron_bfp.preprocessing.plan import Shard, part_of, plan_shards, shard_bytes
+from megatron_bfp.preprocessing.readers.inputs import Piece, count_lines, read_batches
+from megatron_bfp.preprocessing.readers.jsonl import count_line_starts, line_chunks
 
 
 @given(st.binary(max_size=60).map(lambda content: content.replace(b"\x01", b"\n")), st.data())

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from megatron_bfp.errors import InputError, OptionError
-from megatron_bfp.preprocessing.processes import run_in_processes
+from megatron_bfp.preprocessing.executors.processes import run_in_processes
 
 
 def square(task, report):

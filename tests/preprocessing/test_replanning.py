@@ -11,10 +11,14 @@ import pytest
 pytest.importorskip("tokenizers")
 
 from megatron_bfp import InputError, OptionError  # noqa: E402
-from megatron_bfp.preprocessing import command, dataset, plan, run_folder, shards  # noqa: E402
-from megatron_bfp.preprocessing import run as run_module  # noqa: E402
-from megatron_bfp.preprocessing.inputs import Piece  # noqa: E402
+from megatron_bfp.commands import preprocess as command
+from megatron_bfp.preprocessing import job as run_module  # noqa: E402
+from megatron_bfp.preprocessing import job_folder as run_folder
+from megatron_bfp.preprocessing import plan
+from megatron_bfp.preprocessing import task as shards
+from megatron_bfp.preprocessing import write as dataset
 from megatron_bfp.preprocessing.plan import Shard  # noqa: E402
+from megatron_bfp.preprocessing.readers.inputs import Piece  # noqa: E402
 from megatron_bfp.preprocessing.replanning import kept_shards, plan_again  # noqa: E402
 from preprocessing.conftest import EOD  # noqa: E402
 

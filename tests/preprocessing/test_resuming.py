@@ -15,8 +15,10 @@ from conftest import DATA, ROOT
 
 pytest.importorskip("tokenizers")
 
-from megatron_bfp.indexed_dataset import IndexedDataset  # noqa: E402
-from megatron_bfp.preprocessing import command, options, plan  # noqa: E402
+from megatron_bfp.commands import preprocess as command
+from megatron_bfp.commands import preprocess_options as options
+from megatron_bfp.indexed_dataset.reader import IndexedDataset  # noqa: E402
+from megatron_bfp.preprocessing import plan
 from preprocessing.conftest import EOD  # noqa: E402
 
 NUM_DOCUMENTS = 3000
@@ -62,7 +64,8 @@ def names(folder):
 @pytest.fixture
 def stopped(run, corpus, tmp_path, monkeypatch):
     """A run that was stopped after five shards."""
-    from megatron_bfp.preprocessing import dataset, shards
+    from megatron_bfp.preprocessing import task as shards
+    from megatron_bfp.preprocessing import write as dataset
 
     def write(shard, report, work):
         if shard.number == 5:
@@ -161,7 +164,7 @@ def without_eod(argv):
 
 
 def test_a_shard_whose_ids_differ_is_done_again_by_the_reference(run, corpus, tmp_path, monkeypatch):
-    from megatron_bfp.preprocessing.fast_tokenizer import FastTokenizer
+    from megatron_bfp.tokenizers.fast.tokenizer import FastTokenizer
 
     assert run("--input", corpus, output="whole")[0] == 0
     encode = FastTokenizer.encode_batch
@@ -200,7 +203,7 @@ def test_leaving_out_bad_documents_goes_on_too(run, corpus, tmp_path):
 
 
 def test_bad_documents_of_finished_shards_are_still_errors(run, corpus, tmp_path, monkeypatch):
-    from megatron_bfp.preprocessing import dataset
+    from megatron_bfp.preprocessing import write as dataset
 
     lines = corpus.read_text().splitlines(True)
     lines[1500] = "bad\n"
@@ -212,7 +215,8 @@ def test_bad_documents_of_finished_shards_are_still_errors(run, corpus, tmp_path
 
 
 def test_bad_documents_of_finished_shards_stop_a_run_before_it_does_others(run, corpus, tmp_path, monkeypatch):
-    from megatron_bfp.preprocessing import dataset, shards
+    from megatron_bfp.preprocessing import task as shards
+    from megatron_bfp.preprocessing import write as dataset
 
     lines = corpus.read_text().splitlines(True)
     lines[10] = "bad\n"
@@ -234,7 +238,7 @@ def test_bad_documents_of_finished_shards_stop_a_run_before_it_does_others(run, 
 
 
 def test_segments_of_a_stream_go_when_their_shards_are_done(run, corpus, tmp_path, monkeypatch):
-    from megatron_bfp.preprocessing import dataset
+    from megatron_bfp.preprocessing import write as dataset
 
     listed = []
 
@@ -260,7 +264,7 @@ def interrupted(*_):
 @pytest.fixture
 def stopped_between_names(run, corpus, tmp_path, monkeypatch):
     """A run that was stopped when its .bin had its name, and its .idx had not."""
-    from megatron_bfp.preprocessing import dataset
+    from megatron_bfp.preprocessing import write as dataset
 
     def move_one(bin_file, idx_file, prefix):
         os.replace(bin_file, f"{prefix}.bin")
@@ -273,7 +277,7 @@ def stopped_between_names(run, corpus, tmp_path, monkeypatch):
 
 
 def test_a_run_that_stops_between_two_names_goes_on(stopped_between_names, run, corpus, tmp_path, monkeypatch):
-    from megatron_bfp.preprocessing import dataset
+    from megatron_bfp.preprocessing import write as dataset
 
     with monkeypatch.context() as patched:
         patched.setattr(dataset, "write_shard", interrupted)  # all are done
@@ -294,7 +298,7 @@ def test_a_finished_dataset_that_was_removed_is_written_anew_with_overwrite(
 
 
 def test_a_joined_shard_keeps_its_record_alone(run, corpus, tmp_path, monkeypatch):
-    from megatron_bfp.preprocessing import dataset
+    from megatron_bfp.preprocessing import write as dataset
 
     monkeypatch.setattr(dataset, "verify_documents", interrupted)
     assert run("--input", corpus)[0] == 130
@@ -305,7 +309,7 @@ def test_a_joined_shard_keeps_its_record_alone(run, corpus, tmp_path, monkeypatc
 
 
 def test_shards_of_another_version_are_refused(stopped, run, corpus, monkeypatch):
-    from megatron_bfp.preprocessing import run_folder
+    from megatron_bfp.preprocessing import job_folder as run_folder
 
     monkeypatch.setattr(run_folder, "FORMAT", 1)
     status, err = run("--input", corpus)
@@ -314,7 +318,7 @@ def test_shards_of_another_version_are_refused(stopped, run, corpus, monkeypatch
 
 @pytest.mark.parametrize("step", ["ShardJoiner.finish", "verify_documents", "move_files", "write_summary"])
 def test_a_run_that_stops_at_the_end_goes_on(run, corpus, tmp_path, monkeypatch, step):
-    from megatron_bfp.preprocessing import dataset
+    from megatron_bfp.preprocessing import write as dataset
 
     assert run("--input", corpus, output="whole")[0] == 0
     with monkeypatch.context() as patched:
@@ -328,7 +332,7 @@ def test_a_run_that_stops_at_the_end_goes_on(run, corpus, tmp_path, monkeypatch,
 
 
 def test_two_processes_do_not_write_the_same(run, corpus, tmp_path):
-    from megatron_bfp.preprocessing.run_folder import RunFolder
+    from megatron_bfp.preprocessing.job_folder import RunFolder
 
     with RunFolder(str(tmp_path / "out.shards"), {}, False):
         status, err = run("--input", corpus)

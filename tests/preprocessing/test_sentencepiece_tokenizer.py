@@ -5,7 +5,7 @@ import pytest
 sentencepiece = pytest.importorskip("sentencepiece")
 
 from megatron_bfp import OptionError  # noqa: E402
-from megatron_bfp.preprocessing.sentencepiece_tokenizer import (  # noqa: E402
+from megatron_bfp.tokenizers.sentencepiece import (
     CONTROL,
     SentencePieceTokenizer,
     _changes_texts,

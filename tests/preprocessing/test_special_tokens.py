@@ -12,11 +12,13 @@ pytest.importorskip("tiktoken")
 
 from tokenizer_zoo import TEXTS, make_zoo  # noqa: E402
 
-from megatron_bfp import IndexedDatasetError, OptionError, __main__, token_verification  # noqa: E402
-from megatron_bfp.indexed_dataset import IndexedDataset  # noqa: E402
-from megatron_bfp.preprocessing import command, long_texts  # noqa: E402
-from megatron_bfp.preprocessing.special_tokens import DocumentTemplate, document_template  # noqa: E402
-from megatron_bfp.preprocessing.tokenizers import load_tokenizer  # noqa: E402
+from megatron_bfp import IndexedDatasetError, OptionError, __main__
+from megatron_bfp.commands import preprocess as command
+from megatron_bfp.indexed_dataset import verify as token_verification
+from megatron_bfp.indexed_dataset.reader import IndexedDataset  # noqa: E402
+from megatron_bfp.tokenizers import long_texts
+from megatron_bfp.tokenizers.registry import load_tokenizer  # noqa: E402
+from megatron_bfp.tokenizers.special_tokens import DocumentTemplate, document_template  # noqa: E402
 
 FAULT = ["--tokenizer-model", str(DATA / "bos_tokenizer.json"), "--eod-token", "<eod>"]
 RIVER = [85, 73, 70, 322]
@@ -238,8 +240,8 @@ def test_verification_knows_the_template(write_dataset):
 @pytest.fixture
 def of_fault(write_dataset):
     """Datasets of the fault's tokenizer, with their indexes."""
-    from megatron_bfp.index_building import build
-    from megatron_bfp.index_format import IndexKey, index_directory
+    from megatron_bfp.sequence_index.builder import build
+    from megatron_bfp.sequence_index.key import IndexKey, index_directory
 
     def make(documents, name):
         dataset = write_dataset(documents, name=name)

@@ -10,13 +10,8 @@ from hypothesis import strategies as st
 tiktoken = pytest.importorskip("tiktoken")
 
 from megatron_bfp import OptionError  # noqa: E402
-from megatron_bfp.preprocessing.huggingface_tokenizer import HuggingFaceTokenizer  # noqa: E402
-from megatron_bfp.preprocessing.tiktoken_tokenizer import (  # noqa: E402
-    PATTERNS,
-    SPECIAL_TOKENS,
-    TikTokenizer,
-    TiktokenOptions,
-)
+from megatron_bfp.tokenizers.huggingface import HuggingFaceTokenizer  # noqa: E402
+from megatron_bfp.tokenizers.tiktoken import PATTERNS, SPECIAL_TOKENS, TikTokenizer, TiktokenOptions
 from preprocessing.conftest import EOD  # noqa: E402
 
 GPT2 = TiktokenOptions("gpt2", special_tokens=(EOD, "<|pad|>"))

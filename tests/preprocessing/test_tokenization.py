@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from megatron_bfp.preprocessing.amount import Amount
-from megatron_bfp.preprocessing.jsonl import LineBatch
-from megatron_bfp.preprocessing.parquet import RowBatch
-from megatron_bfp.preprocessing.shards import ShardRecord
+from megatron_bfp.preprocessing.progress import Amount
+from megatron_bfp.preprocessing.readers.jsonl import LineBatch
+from megatron_bfp.preprocessing.readers.parquet import RowBatch
+from megatron_bfp.preprocessing.task import ShardRecord
 from megatron_bfp.preprocessing.tokenization import TokenizedBatch, TokenizedTexts, tokenize
-from megatron_bfp.preprocessing.tokenizer_interface import TokenizingError
+from megatron_bfp.tokenizers.interface import TokenizingError
 
 
 class Refusing:

@@ -11,8 +11,8 @@ pytest.importorskip("sentencepiece")
 pytest.importorskip("tiktoken")
 
 from megatron_bfp import OptionError  # noqa: E402
-from megatron_bfp.preprocessing.tokenizer_files import type_of  # noqa: E402
-from megatron_bfp.preprocessing.tokenizers import TOKENIZER_TYPES, load_tokenizer  # noqa: E402
+from megatron_bfp.tokenizers.files import type_of  # noqa: E402
+from megatron_bfp.tokenizers.registry import TOKENIZER_TYPES, load_tokenizer  # noqa: E402
 
 
 @pytest.fixture

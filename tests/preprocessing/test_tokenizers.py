@@ -8,8 +8,8 @@ from conftest import DATA
 tokenizers = pytest.importorskip("tokenizers")
 
 from megatron_bfp import OptionError  # noqa: E402
-from megatron_bfp.preprocessing.inputs import Piece, read_batches  # noqa: E402
-from megatron_bfp.preprocessing.tokenizers import load_tokenizer  # noqa: E402
+from megatron_bfp.preprocessing.readers.inputs import Piece, read_batches  # noqa: E402
+from megatron_bfp.tokenizers.registry import load_tokenizer  # noqa: E402
 from preprocessing.conftest import EOD  # noqa: E402
 
 

@@ -5,7 +5,8 @@ import os
 import numpy as np
 import pytest
 
-from megatron_bfp import IndexedDatasetError, token_verification
+from megatron_bfp import IndexedDatasetError
+from megatron_bfp.indexed_dataset import verify as token_verification
 from megatron_bfp.preprocessing.verification import verify_documents
 
 EOD = 9

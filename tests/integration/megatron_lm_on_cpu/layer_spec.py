@@ -7,7 +7,7 @@ bf16, where a kernel would be chosen that needs one.
 import torch
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 
-from megatron_bfp.attention import DocumentAttention, document_boundaries, with_document_attention
+from megatron_bfp.megatron_core.attention import DocumentAttention, document_boundaries, with_document_attention
 
 
 def packed(config):

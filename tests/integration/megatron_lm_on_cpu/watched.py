@@ -40,7 +40,7 @@ from megatron import training  # noqa: E402
 from megatron.core.num_microbatches_calculator import get_num_microbatches  # noqa: E402
 from megatron.core.packed_seq_params import PackedSeqParams  # noqa: E402
 
-from megatron_bfp.attention import document_boundaries  # noqa: E402
+from megatron_bfp.megatron_core.attention import document_boundaries  # noqa: E402
 
 
 def say(name, **values):

@@ -1,0 +1,40 @@
+"""Numbers that callers give: sequence lengths and caps, checked in one place."""
+
+from typing import Any
+
+import numpy as np
+
+from .errors import OptionError
+
+MOST_TOKENS = 1 << 24
+"""Largest ``seq_length``. A sample of so many positions takes 0.6 GB, and packing some hundred MB beside the corpus."""
+
+
+def checked_count(name: str, value: Any) -> int:
+    """``value`` as an int, if it is an integer from 1 to 2**31 - 1 (cu_seqlens are int32).
+
+    Raises:
+        OptionError: it is not.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not 1 <= value < 1 << 31:
+        raise OptionError(f"{name} must be an integer from 1 to 2**31 - 1, got {value!r}")
+    return int(value)
+
+
+def checked_seq_length(name: str, value: Any) -> int:
+    """``value`` as an int, if it is an integer from 1 to ``MOST_TOKENS``: arrays of this length are made.
+
+    Args:
+        name: of the option or argument, for the message.
+
+    Raises:
+        OptionError: it is not.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not 1 <= value <= MOST_TOKENS:
+        raise OptionError(f"{name} must be an integer from 1 to {MOST_TOKENS:,} tokens, got {value!r}")
+    return int(value)
+
+
+def checked_cap(value: Any) -> int | None:
+    """``value`` as ``max_documents_per_sequence``: None, or as ``checked_count``."""
+    return None if value is None else checked_count("max_documents_per_sequence", value)

@@ -1,0 +1,1 @@
+"""``megatron-bfp VERB``: a module per verb, and what they share."""

@@ -1,0 +1,114 @@
+"""What every process that talks to a person shares: one-line errors, exit statuses, output that a pipe may close."""
+
+import contextlib
+import os
+import select
+import sys
+import time
+from collections.abc import Callable
+
+from .errors import BFPError
+from .optional import not_installed
+
+CLOSED_PIPE_STATUS = 141
+"""What a shell says of a program that SIGPIPE ended, as ``cat`` is by ``cat FILE | head``."""
+
+
+QUIET_SECONDS = 5.0
+"""A rank that prints nothing ends after the one that does: launchers end all others when the first has ended. Ranks
+meet an error seconds apart on a busy node; the launcher cuts the wait short as soon as the error is told."""
+
+
+def typed_name() -> str:
+    """The command's name as it was typed: ``megatron-bfp-preprocess``, ``preprocess_bfp.py``, ``python -m PACKAGE``."""
+    path = sys.argv[0]
+    if os.path.basename(path) == "__main__.py":
+        return f"python -m {os.path.basename(os.path.dirname(os.path.abspath(path)))}"
+    return os.path.basename(path)
+
+
+def say(text: str) -> None:
+    """Print what a command has to say, at once.
+
+    Raises:
+        BFPError: it cannot be written, as where the disk is full.
+    """
+    _write_out(text + "\n")
+
+
+def run(main: Callable[[], int | None], name: str, quiet: bool = False) -> int:
+    """Run a command and turn its errors into an exit status: 0 done, 2 bad options or input, 130 interrupted.
+
+    If what it prints to is closed, as by ``| head``, it ends without a word and with status 141.
+
+    Args:
+        main: returns a status of its own, or None when it is done.
+        quiet: print nothing of errors that every rank meets; for all but one of several processes of a run.
+    """
+    try:
+        return _run_and_flush(main)
+    except BFPError as error:
+        if not (quiet and error.on_every_rank):
+            _tell(f"{name}: error: {error}")
+        else:
+            time.sleep(QUIET_SECONDS)
+        return 2
+    except ModuleNotFoundError as error:
+        explained = not_installed(error, name)
+        if explained is error:
+            raise
+        _tell(f"{name}: error: {explained}")
+        return 2
+    except KeyboardInterrupt:
+        _tell(f"{name}: interrupted")
+        return 130
+    except BrokenPipeError:
+        if not (_is_closed(1) or _is_closed(2)):  # another pipe, such as that of a worker
+            raise
+        return CLOSED_PIPE_STATUS
+    finally:
+        _drop_what_cannot_be_printed()
+
+
+def _run_and_flush(main: Callable[[], int | None]) -> int:
+    """What ``main`` returns, once all that it printed has gone out; Python itself does that when it is too late."""
+    try:
+        status = main() or 0
+    except SystemExit:  # --help and --version print, too
+        _write_out()
+        raise
+    _write_out()
+    return status
+
+
+def _write_out(text: str = "") -> None:
+    """Write to standard output what is there to write, if the caller has not closed it."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise BFPError(f"standard output: cannot be written: {error.strerror}") from None
+
+
+def _tell(message: str) -> None:
+    with contextlib.suppress(BrokenPipeError):  # nobody reads it
+        print(message, file=sys.stderr, flush=True)
+
+
+def _is_closed(descriptor: int) -> bool:
+    """Whether nobody can read any more what is written to a pipe or a socket."""
+    poll = select.poll()
+    poll.register(descriptor, 0)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
+
+
+def _drop_what_cannot_be_printed() -> None:
+    """Keep Python from trying to print the rest at exit, and from saying that it could not."""
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -1,0 +1,1 @@
+"""What packing does to a corpus, in numbers and pictures: reports of datasets, views of single sequences."""

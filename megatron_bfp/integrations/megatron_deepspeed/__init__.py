@@ -1,0 +1,1 @@
+"""``--data-impl bfp`` in Megatron-DeepSpeed: its options, its dataset, its model, and what its first step showed."""

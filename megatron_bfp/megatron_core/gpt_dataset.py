@@ -1,0 +1,223 @@
+"""Packed samples in megatron-core's dataset builder: ``BFPGPTDataset`` where ``GPTDataset`` was.
+
+    BlendedMegatronDatasetBuilder(BFPGPTDataset, sizes, is_built_on_rank, BFPGPTDatasetConfig(...)).build()
+
+The builder, blends, splits and caches are megatron-core's own. What changes is a dataset's samples: they come from a
+sequence index, which is opened, or built where it is missing, when the dataset is made.
+"""
+
+import logging
+import operator
+import os
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+try:
+    import torch
+    from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
+except ModuleNotFoundError as error:
+    from ..optional import not_installed
+
+    raise not_installed(error, __name__) from None
+from megatron.core.datasets.object_storage_utils import is_object_storage_path
+from megatron.core.datasets.utils import Split
+from megatron.core.utils import log_single_rank
+
+from ..arguments import checked_cap, checked_seq_length
+from ..errors import OptionError
+from ..indexed_dataset.reader import IndexedDataset
+from ..progress import log_progress
+from ..samples.blends import check_weights
+from ..samples.sample import build_sample, dense_attention_mask
+from ..sequence_index.builder import open_or_build
+from ..sequence_index.key import IndexKey, split_fractions
+from ..sequence_index.reader import SequenceIndex
+from .sample_tensors import SampleTensors
+
+MOST_CORPORA = 32766
+"""In a blend of megatron-core, which numbers them in int16 and leaves one out."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class BFPGPTDatasetConfig(GPTDatasetConfig):
+    """``GPTDatasetConfig`` and two fields more.
+
+    ``create_attention_mask`` is off unless asked for: the mask is quadratic in the sequence, and attention takes its
+    boundaries from ``cu_seqlens``.
+
+    Raises:
+        OptionError: an option cannot be honoured.
+    """
+
+    create_attention_mask: bool = False
+
+    max_documents_per_sequence: int | None = None
+    """At most so many documents in a sequence; None for no limit."""
+
+    model_vocab_size: int | None = None
+    """Rows of the model's embedding, on all tensor-parallel ranks together: a sample with another id is an error that
+    names its document. None takes any id."""
+
+    def __post_init__(self) -> None:
+        if self.split is not None:
+            split_fractions(self.split)
+        checked_seq_length("sequence_length", self.sequence_length)
+        self._check_blends()
+        super().__post_init__()
+        self.max_documents_per_sequence = checked_cap(self.max_documents_per_sequence)
+        refused = {
+            "mock data": self.mock,
+            "hybrid context parallelism": self.hybrid_context_parallel,
+            "context parallelism above 1": (self.context_parallel_size or 1) > 1,
+        }
+        for what, is_on in refused.items():
+            if is_on:
+                raise OptionError(f"{what} cannot be used with --data-impl bfp")
+        self._warn_of_repeated_corpora()
+
+    def _check_blends(self) -> None:
+        """Refuse blends that megatron-core would end with an assertion."""
+        for blend in (self.blend, *(self.blend_per_split or ())):
+            if blend is None:
+                continue
+            prefixes, weights = blend
+            if len(prefixes) > MOST_CORPORA:
+                raise OptionError(
+                    f"a blend of {len(prefixes):,} corpora: megatron-core blends {MOST_CORPORA:,} at the most; "
+                    "join some of them with megatron-bfp-preprocess --merge"
+                )
+            if weights is not None and len(weights) == len(prefixes):
+                check_weights(prefixes, weights)
+
+    def _warn_of_repeated_corpora(self) -> None:
+        """A corpus that a blend names twice has one order: each batch would hold its sequences twice."""
+        for blend in (self.blend, *(self.blend_per_split or ())):
+            times = Counter(os.path.abspath(prefix) for prefix in blend[0]) if blend is not None else {}
+            for prefix, number in times.items():
+                if number > 1:
+                    log_single_rank(
+                        logger,
+                        logging.WARNING,
+                        f"{prefix}: is {number} times in the blend, so the same sequences come {number} times in a "
+                        "batch; give it once, with the sum of its weights",
+                    )
+
+
+class BFPGPTDataset(GPTDataset):
+    """Best-fit packed samples of a range of documents, epoch after epoch, each in another order.
+
+    Sample i belongs to epoch i // S, with S the number of sequences; inside an epoch a seeded bijection gives the
+    sequence. So the order depends on the seed and the index's identity alone: no two corpora of a blend share one.
+
+    A sample is a dict of the tensors in ``samples.Sample``, and ``attention_mask``, bool [1, L, L], if
+    ``create_attention_mask`` is on.
+
+    Documents are the .idx file's documents, where GPTDataset splits by the sequences of that format. The range of a
+    split comes from ``config.split_matrix`` and not from ``indexed_indices``, an array of all documents that the
+    builder would make on every rank in int32: ``numel_low_level_dataset`` says 1 to keep it small.
+
+    Args:
+        indexed_dataset, dataset_path, indexed_indices, num_samples, index_split, config: as GPTDataset's.
+
+    Raises:
+        OptionError: the split has no documents, and the dataset is part of a blend.
+        SequenceIndexError, IndexedDatasetError: the data or its index cannot be used.
+    """
+
+    @staticmethod
+    def numel_low_level_dataset(low_level_dataset: IndexedDataset) -> int:
+        """1, whatever the dataset holds; see the class."""
+        return 1
+
+    @staticmethod
+    def build_low_level_dataset(dataset_path: str, config: GPTDatasetConfig) -> IndexedDataset:
+        """Open PREFIX.bin and PREFIX.idx."""
+        if is_object_storage_path(dataset_path):
+            raise OptionError(f"{dataset_path}: object storage cannot be used with --data-impl bfp; copy it to disk")
+        return IndexedDataset(dataset_path, mmap=config.mmap_bin_files)
+
+    @staticmethod
+    def _key_config_attributes() -> list[str]:
+        return GPTDataset._key_config_attributes() + ["max_documents_per_sequence"]
+
+    def _build_document_sample_shuffle_indices(self) -> tuple[None, None, None]:
+        """Called by GPTDataset's constructor in the place where it builds its own three indices."""
+        self.sequence_index = self._open_sequence_index()
+        self.num_sequences = len(self.sequence_index) if self.sequence_index else 0
+        self.masked_input = self.config.tokenizer.eod if self.config.eod_mask_loss else None
+        if self.sequence_index:  # a blend's cache is keyed by this: it must change with the data
+            self.unique_identifiers["idx_sha256"] = self.sequence_index.idx_sha256
+        return None, None, None
+
+    def _open_sequence_index(self) -> SequenceIndex | None:
+        """The split's index; None where nothing is to be drawn from it."""
+        config, split = self.config, self.index_split
+        fractions = config.split_matrix[split.value] if config.split_matrix else (0.0, 1.0)
+        num_documents, cap = self.dataset.num_documents, config.max_documents_per_sequence
+        key = IndexKey.for_fractions(num_documents, config.sequence_length, fractions, cap)
+        if key is None or self.num_samples == 0:
+            return None
+        index = open_or_build(self.dataset, key, config.path_to_cache, log_progress(logger))
+        if not len(index) and self._is_in_blend():
+            raise OptionError(
+                f"{self.dataset_path}: the {split.name} split, documents {key.first_document} to {key.end_document} of "
+                f"{num_documents}, has no tokens; take it out of the blend, or change --split"
+            )
+        if not len(index):
+            log_single_rank(logger, logging.WARNING, f"{self.dataset_path}: the {split.name} split has no tokens")
+        return index
+
+    def _is_in_blend(self) -> bool:
+        config = self.config
+        if config.blend:
+            prefixes, weights = config.blend
+            return len(prefixes) > 1 or weights is not None
+        separate = config.multiple_validation_sets and self.index_split == Split.valid
+        return len(config.blend_per_split[self.index_split.value][0]) > 1 and not separate
+
+    def __len__(self) -> int:
+        if self.num_sequences == 0:
+            return 0
+        if self.num_samples is None:
+            return self.num_sequences
+        return -(-self.num_samples // self.num_sequences) * self.num_sequences
+
+    def sequence_of(self, idx: int) -> int:
+        """The sequence that sample ``idx`` shows.
+
+        Raises:
+            IndexError: there is no such sample.
+        """
+        idx = operator.index(idx)
+        if not 0 <= idx < len(self):
+            raise IndexError(f"{self.dataset_path}: sample {idx} is not in [0, {len(self)})")
+        return self.sequence_index.sequence_of(idx, self.config.random_seed)
+
+    def __getitem__(self, idx: int | None) -> dict[str, torch.Tensor]:
+        """One sample. ``None`` gives Megatron's batch padding: sample 0 without loss.
+
+        Raises:
+            IndexError: there is no such sample.
+        """
+        sequence = self.sequence_of(0 if idx is None else idx)
+        sample = build_sample(
+            self.dataset,
+            self.sequence_index.positions(sequence),
+            self.config.sequence_length,
+            bool(self.config.reset_position_ids),
+            self.masked_input,
+            self.config.model_vocab_size,
+        )
+        tensors = SampleTensors(zip(sample._fields, map(torch.from_numpy, sample)))
+        if idx is None:
+            tensors["loss_mask"].zero_()
+        if self.config.create_attention_mask:
+            tensors["attention_mask"] = torch.from_numpy(dense_attention_mask(sample.cu_seqlens))
+        return tensors
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Everything but megatron-core's ``indices``, which are not used; large parts pickle as paths."""
+        return self.__dict__ | {"indices": None}

@@ -1,0 +1,115 @@
+"""Which chunks make up which sequence, as three arrays of about four bytes per document."""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from .best_fit import Run
+
+SEARCHED_AT_ONCE = 1 << 9
+"""Documents with full chunks, few enough to be bisected: two or three pages of a file."""
+
+
+@dataclass(frozen=True, eq=False)
+class SequenceTable:
+    """Which chunks make up which sequence, about four bytes a document.
+
+    The first sequences are the full chunks of ``long_documents``, one each; after them come the runs.
+    """
+
+    seq_length: int
+    num_sequences: int
+    runs: np.ndarray
+    """int64 [runs, 3]: first sequence, its first entry in ``document_ids``, chunks per sequence."""
+    document_ids: np.ndarray
+    """uint32 or uint64 [remainder chunks]: their documents, sequence by sequence, longest first in each."""
+    long_documents: np.ndarray
+    """int64 [k, 2], as in ``Census``."""
+
+    def entry(self, sequence: int) -> "Entry":
+        """What the table says of one sequence.
+
+        Raises:
+            IndexError: ``sequence`` is not in [0, num_sequences).
+        """
+        if not 0 <= sequence < self.num_sequences:
+            raise IndexError(f"sequence {sequence} is not in [0, {self.num_sequences})")
+        num_full_chunks = int(self.long_documents[-1, 1]) if len(self.long_documents) else 0
+        if sequence < num_full_chunks:
+            row = _first_above(self.long_documents[:, 1], sequence)
+            before = int(self.long_documents[row - 1, 1]) if row else 0
+            document = self.long_documents[row, :1].astype(np.int64)
+            return Entry(document, sequence - before, int(self.long_documents[row, 1]) - before)
+        row = int(self.runs[:, 0].searchsorted(sequence, side="right")) - 1
+        first_sequence, first_entry, chunks = self.runs[row].tolist()
+        entry = first_entry + (sequence - first_sequence) * chunks
+        return Entry(self.document_ids[entry : entry + chunks].astype(np.int64), None, 0)
+
+
+def _first_above(ascending: np.ndarray, value: int) -> int:
+    """The position of the first item above ``value``, which is at least 0 and below the last item.
+
+    Bisection of an array in a file waits for a page at each of its steps. Full chunks lie about evenly in a corpus, so
+    the place can be guessed from the proportion: two probes around the guess leave about the square root of the items.
+    Where the guess is bad they are halved.
+    """
+    low, high, before, after = 0, len(ascending) - 1, 0, int(ascending[-1])  # it is in [low, high]
+    while high - low > SEARCHED_AT_ONCE:
+        size = high - low
+        guess, margin = low + size * (value - before) // max(1, after - before), 2 * math.isqrt(size)
+        for probe in (guess - margin, guess + margin, (low + high) // 2):
+            if not low <= probe < high:
+                continue
+            found = int(ascending[probe])
+            if found > value:
+                high, after = probe, found
+            else:
+                low, before = probe + 1, found
+            if high - low < size // 16:
+                break
+    return low + int(ascending[low:high].searchsorted(value, side="right"))
+
+
+class Entry(NamedTuple):
+    """One sequence in a ``SequenceTable``: a full chunk of one document, or remainder chunks of several."""
+
+    documents: np.ndarray
+    """int64 [k]."""
+    full_chunk: int | None
+    """Number of the full chunk in its document, counted from 0; None for remainder chunks."""
+    full_chunks: int
+    """Number of full chunks the document has; 0 for remainder chunks, whose documents may have any."""
+
+    def chunk_spans(self, document_spans: list[tuple[int, int]], seq_length: int) -> list[tuple[int, int]]:
+        """Where the chunks begin and end, given where their documents do.
+
+        Args:
+            document_spans: k starts and ends, tokens from anywhere, such as from the start of each document or of a
+                file.
+        """
+        if self.full_chunk is None:
+            return [(end - (end - start) % seq_length, end) for start, end in document_spans]
+        firsts = [start + self.full_chunk * seq_length for start, _ in document_spans]
+        return [(first, first + seq_length) for first in firsts]
+
+
+def id_dtype(end: int) -> type:
+    """The dtype that holds document ids below ``end``."""
+    return np.uint32 if end <= 1 << 32 else np.uint64
+
+
+def run_rows(runs: list[Run], first_sequence: int) -> np.ndarray:
+    """The runs as rows of a ``SequenceTable``, neighbours with equally many chunks a sequence joined.
+
+    Args:
+        first_sequence: number of sequences before the runs.
+
+    Returns:
+        int64 [runs, 3].
+    """
+    rows = np.array([(run.first_sequence, run.count, run.chunks) for run in runs], dtype=np.int64).reshape(-1, 3)
+    entries = np.cumsum(rows[:, 1] * rows[:, 2]) - rows[:, 1] * rows[:, 2]
+    rows = np.stack([rows[:, 0] + first_sequence, entries, rows[:, 2]], axis=1)
+    return rows[np.diff(rows[:, 2], prepend=0) != 0]

@@ -1,0 +1,255 @@
+"""Tasks done by processes of this machine. A process that is killed is named, and its tasks are tried again.
+
+The processes are forks: what was loaded before, as tokenizers are, is there at once and in memory once. So the function
+must not need threads that were started before, in this process or by a library.
+
+A task has two parts: what needs a core, and finishing it, which waits for the disk. A process finishes one task in a
+thread while it computes the next, so that its core has something to do.
+"""
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from functools import partial
+from multiprocessing.connection import Connection, wait
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, NamedTuple
+
+from ...errors import InputError
+from ...tokenizers.interface import first_line
+
+ATTEMPTS = 3
+"""How often a task is tried whose process is killed."""
+REPORT_SECONDS = 0.5
+
+Function = Callable[[Any, Callable[[Any], None]], Callable[[], Any]]
+"""Takes a task and something that is told, in parts that can be added, how much of it is done. Returns what finishes
+the task and returns its result, and may be called on another thread while the next task is computed."""
+
+
+def run_in_processes(
+    function: Function, tasks: Iterable[Any], workers: int, report: Callable[[Any], None]
+) -> Iterator[tuple[Any, Any]]:
+    """Do tasks, with one worker in this process.
+
+    Args:
+        function: is what it was when the call began. Tasks and results can be pickled.
+        tasks: are taken as workers come free.
+
+    Yields:
+        Each task with its result, as they are done.
+
+    Raises:
+        What ``function`` raises.
+        InputError: the process of a task was killed ``ATTEMPTS`` times.
+    """
+    if workers == 1:
+        for task in tasks:
+            try:
+                result = function(task, report)()
+            except BaseException as error:
+                if not is_panic(error):
+                    raise
+                raise portable(error, task) from None
+            yield task, result
+        return
+    pool: list[_Worker] = []
+    try:
+        yield from _run(function, iter(tasks), workers, report, pool)
+    finally:
+        for worker in pool:
+            worker.process.kill()
+        for worker in pool:  # which take a moment to end, all at the same time
+            worker.close()
+
+
+def _run(
+    function: Function, tasks: Iterator[Any], workers: int, report: Callable[[Any], None], pool: list["_Worker"]
+) -> Iterator[tuple[Any, Any]]:
+    killed: list[_Attempt] = []
+    more = True
+    while True:
+        while more or killed:
+            free = next((worker for worker in pool if worker.is_free), None)
+            if free is None and len(pool) == workers:
+                break
+            attempt = killed.pop() if killed else _Attempt(next(tasks, None), 1)
+            if attempt.task is None:
+                more = False
+                continue
+            if free is None:
+                free = _Worker(function)
+                pool.append(free)
+            free.start(attempt)
+        busy = {worker.connection: worker for worker in pool if worker.attempts}
+        if not busy:
+            return
+        for connection in wait(list(busy)):
+            worker = busy[connection]
+            try:
+                kind, value = connection.recv()
+            except (EOFError, ConnectionError):
+                pool.remove(worker)
+                killed += worker.killed()
+                continue
+            if kind == "part":
+                report(value)
+            elif kind == "computed":
+                worker.is_free = True
+            elif kind == "raised":
+                raise value
+            else:
+                yield worker.attempts.pop(0).task, value
+
+
+class _Attempt(NamedTuple):
+    task: Any
+    number: int
+    """From 1 to ``ATTEMPTS``."""
+
+
+class _Worker:
+    """A process that does one task after another, and finishes each while it computes the next."""
+
+    def __init__(self, function: Function) -> None:
+        context = multiprocessing.get_context("fork")
+        self.connection, theirs = context.Pipe()
+        self.process = context.Process(target=_work, args=(function, theirs), daemon=True)
+        self.attempts: list[_Attempt] = []
+        """Those that have no result yet, in order."""
+        self.is_free = True
+        """For another one."""
+        with _signals_held():
+            self.process.start()
+        theirs.close()
+
+    def start(self, attempt: _Attempt) -> None:
+        self.attempts.append(attempt)
+        self.is_free = False
+        try:
+            self.connection.send(attempt.task)
+        except (BrokenPipeError, ConnectionError):
+            pass  # it was killed while it was idle: reading from it says so
+
+    def killed(self) -> list[_Attempt]:
+        """Say that it was killed; returns what to do again.
+
+        Raises:
+            InputError: the last of its tasks is not to be tried again.
+        """
+        self.process.join()
+        code = self.process.exitcode
+        how = f"was killed by {signal.Signals(-code).name}" if code and code < 0 else f"ended with exit status {code}"
+        *others, (task, number) = self.attempts
+        what = f"worker process {self.process.pid} {how} at {task}"
+        if number == ATTEMPTS:
+            raise InputError(f"{what}, the {ATTEMPTS}rd time; is there enough memory? Fewer --workers need less")
+        print(f"{what}; trying again", file=sys.stderr, flush=True)
+        return [*others, _Attempt(task, number + 1)]
+
+    def close(self) -> None:
+        """Wait for its end, once it was killed."""
+        self.process.join()
+        self.connection.close()
+
+
+def _work(function: Function, connection: Connection) -> None:
+    """What a worker process does."""
+    threading.Thread(target=_end_with_the_parent, daemon=True).start()
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the workers are the parallelism
+    answers = _Answers(connection)
+    finishing: Future[None] | None = None
+    with ThreadPoolExecutor(1) as thread:
+        while True:
+            try:
+                task = connection.recv()
+            except (EOFError, ConnectionError):
+                return
+            try:
+                finish = function(task, answers.add)
+            except BaseException as error:
+                if not isinstance(error, Exception) and not is_panic(error):
+                    raise
+                finish = partial(_raise, error)
+            answers.send_parts()
+            if finishing is not None:
+                finishing.result()  # of the task before: no more than one waits for the disk
+            answers.send("computed")
+            finishing = thread.submit(_finish, finish, answers, task)
+
+
+def _raise(error: BaseException) -> None:
+    raise error
+
+
+def is_panic(error: BaseException) -> bool:
+    """Whether it is an error that ``except Exception`` lets pass and nobody asked for: a panic of Rust code."""
+    return not isinstance(error, (Exception, KeyboardInterrupt, SystemExit, GeneratorExit))
+
+
+def portable(error: BaseException, task: Any) -> Exception:
+    """An error that another process can raise: this one, or one of ours that tells what it says."""
+    if isinstance(error, Exception):
+        with suppress(Exception):  # of classes that cannot be sent, or not be made again
+            ForkingPickler.dumps(error)
+            make, arguments = error.__reduce__()[:2]
+            make(*arguments)
+            return error
+    return InputError(f"{task}: {type(error).__name__}: {first_line(error)}")
+
+
+def _finish(finish: Callable[[], Any], answers: "_Answers", task: Any) -> None:
+    try:
+        result = finish()
+    except BaseException as error:
+        answers.send("raised", portable(error, task))
+    else:
+        answers.send("done", result)
+
+
+class _Answers:
+    """What a worker sends, from both of its threads. Parts are added up and sent now and then."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection, self._lock = connection, threading.Lock()
+        self._sum: Any = None
+        self._due = time.monotonic() + REPORT_SECONDS
+
+    def send(self, kind: str, value: Any = None) -> None:
+        with self._lock:
+            self._connection.send((kind, value))
+
+    def add(self, part: Any) -> None:
+        self._sum = part if self._sum is None else self._sum + part
+        if time.monotonic() >= self._due:
+            self.send_parts()
+
+    def send_parts(self) -> None:
+        if self._sum is not None:
+            self.send("part", self._sum)
+        self._sum, self._due = None, time.monotonic() + REPORT_SECONDS
+
+
+def _end_with_the_parent() -> None:
+    """A worker whose parent was killed would go on for a while."""
+    multiprocessing.parent_process().join()
+    os._exit(1)
+
+
+@contextmanager
+def _signals_held() -> Iterator[None]:
+    """Hold back Ctrl-C and SIGTERM here, and for ever in processes started meanwhile: they are the parent's business.
+
+    Both may reach a whole group of processes. The parent then ends the workers, without a traceback from each.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

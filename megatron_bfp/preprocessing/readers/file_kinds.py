@@ -1,0 +1,178 @@
+"""Files that are no JSON Lines as a whole, told by how they begin: refused, whether bad documents are left out or not.
+
+The rule: a file is refused if its first bytes are those of a format in ``MAGICS`` or of an array over several lines; or
+if none of the lines at its start (``CHECKED_BYTES``) is a JSON object, and one of these holds:
+
+- the first object goes on over several lines, or another object follows it on its line;
+- it begins with bytes that are no text, or with those of a format in ``TEXT_MAGICS``;
+- there are ``FEW_LINES`` lines or more.
+
+So a few lines that are bad are bad documents, and a file of another kind is never left out document by document.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator
+
+from ...errors import InputError
+from .compression import compression_of
+from .documents import Place
+
+BOM = b"\xef\xbb\xbf"
+CHECKED_BYTES = 1 << 20
+FEW_LINES = 10
+UTF_16, UTF_32 = "UTF-16; convert it to UTF-8", "UTF-32; convert it to UTF-8"
+ARROW = "an Arrow file, as Hugging Face datasets keep them; write JSON Lines or Parquet of it (Dataset.to_parquet)"
+UNPACK, DECOMPRESS, EXPORT = "unpack it first", "decompress it first", "write JSON Lines or Parquet of it"
+PICKLE = f"a Python pickle; {EXPORT}"
+MAGICS = {
+    b"\x00\x00\xfe\xff": UTF_32,
+    b"\xff\xfe\x00\x00": UTF_32,
+    b"\xff\xfe": UTF_16,
+    b"\xfe\xff": UTF_16,
+    b"{\x00": UTF_16,
+    b"\x00{": UTF_16,
+    b"PAR1": "compressed Parquet; decompress it first (Parquet compresses its columns itself)",
+    b"PARE": "encrypted Parquet; write it without encryption",
+    b"ARROW1\x00\x00": ARROW,
+    b"\xff\xff\xff\xff": ARROW,
+    b"Obj\x01": f"an Avro file; {EXPORT}",
+    b"SQLite format 3\x00": f"an SQLite database; {EXPORT}",
+    b"\x89HDF\r\n\x1a\n": f"an HDF5 file; {EXPORT}",
+    b"\x93NUMPY": f"a numpy array; {EXPORT}",
+    **{bytes([0x80, version]): PICKLE for version in range(2, 6)},
+    b"MMIDIDX\x00": "an .idx of Megatron; give documents, or build indexes with --indexed",
+    b"PK\x03\x04": f"a zip archive; {UNPACK}",
+    b"PK\x05\x06": f"a zip archive; {UNPACK}",
+    b"PK\x07\x08": f"a zip archive; {UNPACK}",
+    b"7z\xbc\xaf\x27\x1c": f"a 7z archive; {UNPACK}",
+    b"Rar!\x1a\x07": f"a RAR archive; {UNPACK}",
+    b"!<arch>\n": f"an ar archive; {UNPACK}",
+    b"\x04\x22\x4d\x18": f"compressed by lz4; {DECOMPRESS}",
+    b"\x02\x21\x4c\x18": f"compressed by lz4; {DECOMPRESS}",
+    b"\x5d\x00\x00": f"compressed by lzma (xz's old format); {DECOMPRESS}",
+    b"\x89LZO\x00": f"compressed by lzop; {DECOMPRESS}",
+    b"\x1f\x9d": f"compressed by compress; {DECOMPRESS}",
+    b"\x1f\xa0": f"compressed by compress; {DECOMPRESS}",
+    b"\xff\x06\x00\x00sNaPpY": f"compressed by snappy; {DECOMPRESS}",
+    b"\x37\xa4\x30\xec": "a zstd dictionary, not data",
+}
+"""First bytes -> what begins so."""
+TEXT_MAGICS = {
+    b"FEA1": f"a Feather file; {EXPORT}",
+    b"ORC": f"an ORC file; {EXPORT}",
+    b"%PDF-": f"a PDF; {EXPORT}",
+    b"WARC/": f"a WARC file; {EXPORT}",
+    b"<?xml": f"XML; {EXPORT}",
+    b"<!DOCTYPE": f"HTML; {EXPORT}",
+    b"<html": f"HTML; {EXPORT}",
+    b"version https://git-lfs": "a pointer of Git LFS, not the file; get it with git lfs pull",
+    b"LZIP": f"compressed by lzip; {DECOMPRESS}",
+}
+"""As ``MAGICS``, of bytes with which a bad line may begin: they count where no line is an object."""
+TAR_MAGIC = slice(257, 262)
+NO_TEXT = re.compile(rb"[\x00-\x08\x0e-\x1f\x7f]")
+"""Bytes that text has not."""
+ONE_A_LINE = "is not JSON Lines: write one object a line (jq -c . FILE)"
+
+
+def check_start(chunk: bytes, is_whole: bool, path: str, parse: Callable[[bytes], object]) -> None:
+    """Refuse a file that is something else, by its first chunk.
+
+    Args:
+        chunk: the (decompressed) file's first bytes, ``CHECKED_BYTES`` or more.
+        is_whole: these are all it has, and may be fewer.
+        path: names the file.
+        parse: a line's object, None if it is blank; raises ValueError if it is no object.
+
+    Raises:
+        InputError: it is.
+    """
+    name = Place(path).name
+    for magic, kind in MAGICS.items():
+        if chunk.startswith(magic):
+            raise InputError(f"{name}: is {kind}")
+    if compression := compression_of(chunk):
+        raise InputError(f"{name}: is compressed twice, inside by {compression}; decompress it once")
+    if chunk[TAR_MAGIC] == b"ustar":
+        raise InputError(f"{name}: is a tar archive; {UNPACK}")
+    start = chunk.removeprefix(BOM).lstrip()
+    if start.startswith(b"[") and not _is_a_line_s_array(start):
+        raise InputError(f"{name}: is a JSON array, not JSON Lines: write one object a line (jq -c '.[]' FILE)")
+    if reason := _reason_to_refuse(chunk, is_whole, path, parse):
+        raise InputError(reason)
+
+
+def _is_a_line_s_array(start: bytes) -> bool:
+    """Whether an array is the first line alone: then it is a bad line, and other lines may be good."""
+    line, _, rest = start.partition(b"\n")
+    return line.rstrip().endswith(b"]") and rest.lstrip().startswith((b"{", BOM + b"{"))
+
+
+def _reason_to_refuse(chunk: bytes, is_whole: bool, path: str, parse: Callable[[bytes], object]) -> str | None:
+    """What is wrong with a file none of whose first lines is an object; None if one is, or if only lines are bad."""
+    number, first_error = 0, ""
+    for place, line in _whole_lines(chunk, is_whole, path):
+        try:
+            if parse(line) is not None:
+                return None
+        except ValueError as error:
+            number += 1
+            first_error = first_error or f"{place}: {error}"
+    name, start = Place(path).name, chunk.removeprefix(BOM).lstrip()
+    if kind := next((kind for magic, kind in TEXT_MAGICS.items() if start.startswith(magic)), None):
+        return f"{name}: is {kind}"
+    if start.startswith(b"{"):
+        if over_lines := _objects_over_lines(start, is_whole):
+            return f"{name}: {over_lines}, so it {ONE_A_LINE}"
+    elif start and not start.strip(b"\0"):
+        return f"{name}: holds NUL bytes alone, as files do that a crash left; get a whole copy"
+    elif _is_no_text(start):
+        return f"{name}: is neither text nor of a format that is known; give JSON Lines or Parquet"
+    if number >= FEW_LINES:
+        return f"{first_error}; none of the first {number:,} lines is a JSON object, so this is no JSON Lines file"
+    return None
+
+
+def _whole_lines(chunk: bytes, is_whole: bool, path: str) -> Iterator[tuple[Place, bytes]]:
+    """The lines that are not blank, but for one at the end that the chunk may have cut."""
+    begin, number = 0, 0
+    while begin < len(chunk):
+        end = chunk.find(b"\n", begin)
+        if end < 0 and not is_whole:
+            return
+        end = len(chunk) if end < 0 else end
+        number += 1
+        line = chunk[begin:end]
+        if line.removeprefix(BOM).strip():
+            yield Place(path, number, begin), line
+        begin = end + 1
+
+
+def _objects_over_lines(start: bytes, is_whole: bool) -> str | None:
+    """What is wrong with where the objects of a file end, none of whose lines is an object; None if it is not that."""
+    text = start.decode("utf-8", errors="replace")
+    first_line, line_feed, _ = text.partition("\n")
+    try:
+        _, end = json.JSONDecoder(strict=False, parse_int=float).raw_decode(text)
+    except (ValueError, RecursionError):
+        # An object that is longer than the chunk may be the reason.
+        is_open = line_feed and re.fullmatch(r'\{\s*("[^"]*":.*[,\[{]\s*)?', first_line) is not None
+        return "its first object goes on over several lines" if is_open else None
+    if "\n" in text[:end].strip():
+        return "its first object goes on over several lines"
+    if (is_whole or line_feed) and text[end:].lstrip(" \t,").startswith("{"):
+        return "several objects are on one line"
+    return None
+
+
+def _is_no_text(start: bytes) -> bool:
+    """Whether what a file begins with cannot be text."""
+    start = start[:4096]
+    if NO_TEXT.search(start):
+        return True
+    try:
+        start.decode("utf-8")
+    except UnicodeDecodeError as error:
+        return error.start < len(start) - 3  # else the last character is cut
+    return False

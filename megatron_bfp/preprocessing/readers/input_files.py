@@ -1,0 +1,364 @@
+"""``--input`` to files: which are read, in which order, and what is left out.
+
+The rule, the same for every value of ``--input``:
+
+- A path of a file is that file, whatever its name.
+- A pattern gives all files it matches, and all data files of the folders it matches; each once.
+- A folder gives the data files in it and in all folders below it, linked ones too. Data files are those whose names end
+  as ``DATA_NAME`` says. Left out are other files, what this tool writes beside its datasets, whatever has a name that
+  begins with ``.`` or ``_``, folders named ``*.bfp`` or ``*.shards``, and links back to a folder that holds them. What
+  was left out is returned with its number of files, to be printed.
+- What cannot be looked at is an error: a folder that cannot be listed, a link to what is not there.
+- A file that comes twice, by whatever names, is an error.
+"""
+
+import fnmatch
+import glob
+import os
+import re
+import stat
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ...errors import InputError, OptionError
+from .documents import STANDARD_INPUT, Place
+
+READABLE = "gz|zst|zstd|bz2|xz"
+UNREADABLE = "lz4|lzma|br|sz|snappy|z|lz|lzo|zip|7z|rar"
+"""Compressions that are refused with what to do, rather than left out with a line."""
+DATA_NAME = re.compile(rf"\.(jsonl|json|ndjson|parquet)(\.({READABLE}|{UNREADABLE}))?$", re.IGNORECASE)
+COMPRESSED_NAME = re.compile(rf"\.({READABLE})$", re.IGNORECASE)
+BAD_DOCUMENTS_SUFFIX = ".bad.jsonl"
+SUMMARY_SUFFIX = ".summary.json"
+"""End the names of what is written beside the datasets, and is no input."""
+OWN_FOLDERS = (".bfp", ".shards")
+HIDDEN = (".", "_")
+
+NO_DATA_NAME = "not named as data"
+HIDDEN_FILE = "names that begin with . or _"
+OWN_FILE = f"written by this tool: *{BAD_DOCUMENTS_SUFFIX}, *{SUMMARY_SUFFIX}"
+OMITTED_FOLDER = "in folders named .*, _*, *.bfp or *.shards"
+LOOP = "links back to a folder that holds them"
+
+
+@dataclass
+class LeftOut:
+    """What one part of the rule leaves out."""
+
+    reason: str
+    first: str
+    """Path of a file or folder."""
+    num_files: int = 0
+
+    def __str__(self) -> str:
+        files = "link" if self.reason == LOOP else "other file"
+        number = f"{self.num_files} {files}{'' if self.num_files == 1 else 's'}"
+        more = "" if self.num_files == 1 else " ..."
+        return f"{number} in the folders given not read ({self.reason}): {Place(self.first).name}{more}"
+
+
+@dataclass(frozen=True)
+class InputFiles:
+    """What ``--input`` stands for."""
+
+    paths: list[str]
+    """The files, in order."""
+    left_out: list[LeftOut]
+    """What the rule leaves out of folders."""
+    warnings: list[str]
+    """What may be a mistake."""
+
+
+Identity = tuple[int, int]
+"""Device and inode of a file or folder."""
+Omissions = dict[str, tuple[str, int]]
+"""Path of a file or folder -> why it is left out, and its number of files."""
+
+
+def input_files(inputs: Sequence[str]) -> InputFiles:
+    """The files that ``--input`` names, in the order of its values.
+
+    Args:
+        inputs: paths of files and folders, glob patterns (``**`` for folders in folders), ``-`` for standard input.
+
+    Returns:
+        The files of a folder and of a pattern are sorted by their paths.
+
+    Raises:
+        OptionError: there is no such file, a pattern or folder gives none, or a file comes twice.
+        InputError: a folder cannot be listed, or a link leads to what is not there.
+    """
+    paths: list[str] = []
+    omissions: Omissions = {}
+    for value in inputs:
+        paths += _files_of(value, omissions)
+    _refuse_twice(paths)
+    left_out: dict[str, LeftOut] = {}
+    for path, (reason, num_files) in omissions.items():
+        if num_files:
+            left_out.setdefault(reason, LeftOut(reason, path)).num_files += num_files
+    return InputFiles(paths, list(left_out.values()), _warnings(paths))
+
+
+def _files_of(value: str, omissions: Omissions) -> list[str]:
+    if value == STANDARD_INPUT:
+        return [value]
+    if glob.has_magic(value) and not _is_there(value):
+        return _matches(value, omissions)
+    return _files_in(value, omissions) if _is_folder(value) else [value]
+
+
+def _matches(pattern: str, omissions: Omissions) -> list[str]:
+    """The files that a pattern matches, and those of the folders it matches."""
+    matches = sorted(set(matching_paths(pattern)))
+    if not matches:
+        raise OptionError(f"--input {Place(pattern).name}: no file matches this pattern")
+    folders = {path for path in matches if _is_folder(path)}
+    files: list[str] = []
+    omitted: Omissions = {}
+    for path in matches:
+        if path not in folders:
+            files.append(path)
+        elif folders.isdisjoint(_folders_above(path)):  # else it is read with the other
+            files += _walked(path, omitted)
+    if not files:
+        raise _no_data(pattern)
+    omissions |= {path: why for path, why in omitted.items() if path not in matches}  # data/** gives them itself
+    return list(dict.fromkeys(files))
+
+
+def _folders_above(path: str) -> Iterator[str]:
+    while path != (path := os.path.dirname(path)):
+        yield path
+
+
+def matching_paths(pattern: str) -> Iterator[str]:
+    """The paths that a glob pattern matches, as the shell's: names that begin with a dot only where the pattern's does.
+
+    The standard library's ``glob`` passes over folders that cannot be listed, and goes round in links that lead back.
+
+    Raises:
+        InputError: a folder cannot be listed, or a link on the way leads to what is not there.
+    """
+    root = os.sep if pattern.startswith(os.sep) else ""
+    for path in _matching(root, [part for part in pattern.split(os.sep) if part], set()):
+        if not pattern.endswith(os.sep) or _is_folder(path):
+            yield path
+
+
+def _matching(folder: str, parts: list[str], walked: set[tuple[Identity, int]]) -> Iterator[str]:
+    """The matches in a folder of the last parts of a pattern.
+
+    Args:
+        walked: folders in which ``**`` was looked for, with the number of parts left; links may lead there again.
+    """
+    if not parts:
+        if folder:
+            yield folder
+        return
+    part, rest = parts[0], parts[1:]
+    if not glob.has_magic(part):
+        path = os.path.join(folder, part)
+        if _is_there(path):
+            yield from _matching(path, rest, walked)
+        return
+    if part == "**":
+        place = _identity(folder or os.curdir), len(parts)
+        if place in walked:
+            return
+        walked.add(place)
+        yield from _matching(folder, rest, walked)
+    for entry in _listed(folder or os.curdir):
+        path = os.path.join(folder, entry.name)
+        if entry.name.startswith(".") and not part.startswith("."):
+            continue
+        if part == "**":
+            if _is_entry_a_folder(entry, path):
+                yield from _matching(path, parts, walked)
+            elif not rest:
+                yield path
+        elif fnmatch.fnmatchcase(entry.name, part) and (not rest or _is_entry_a_folder(entry, path)):
+            yield from _matching(path, rest, walked)
+
+
+def _files_in(folder: str, omissions: Omissions) -> list[str]:
+    """The data files in a folder and below it, sorted by their paths."""
+    files = _walked(folder, omissions)
+    if not files:
+        raise _no_data(folder)
+    return files
+
+
+def _no_data(value: str) -> OptionError:
+    return OptionError(
+        f"--input {Place(value).name}: no file in this folder is named as data (.jsonl, .json, .ndjson, .parquet, "
+        "compressed or not); name the files or give a pattern"
+    )
+
+
+def _walked(folder: str, omissions: Omissions) -> list[str]:
+    files: list[str] = []
+    _walk(folder, (), {}, files, omissions)
+    return sorted(files)
+
+
+def _walk(
+    folder: str,
+    above: tuple[Identity, ...],
+    walked: dict[Identity, str],
+    files: list[str],
+    omissions: Omissions,
+) -> None:
+    """Add the data files in a folder and below it.
+
+    Args:
+        above: the folders that it is in, as it was reached.
+        walked: folders that were reached before, and how.
+
+    Raises:
+        OptionError: the folder was reached by another path, and holds data.
+    """
+    identity = _identity(folder)
+    if identity in walked:  # walking all ways through many links takes for ever
+        _refuse_files_of(walked[identity], folder, files)
+        return
+    walked[identity] = folder
+    above = (*above, identity)
+    for entry in _listed(folder):
+        name, path = entry.name, os.path.join(folder, entry.name)
+        if name.startswith(HIDDEN):
+            omissions[path] = _omitted_folder(path) if os.path.isdir(path) else (HIDDEN_FILE, 1)
+        elif not _is_entry_a_folder(entry, path):
+            if (reason := _reason_to_leave(name)) is None:
+                files.append(path)
+            else:
+                omissions[path] = reason, 1
+        elif name.endswith(OWN_FOLDERS):
+            omissions[path] = _omitted_folder(path)
+        elif _identity(path) in above:
+            omissions[path] = LOOP, 1
+        else:
+            _walk(path, above, walked, files, omissions)
+
+
+def _refuse_files_of(before: str, folder: str, files: list[str]) -> None:
+    """Refuse a folder that was walked before by another path, if there are data files in it."""
+    inside = sorted(path for path in files if path.startswith(before + os.sep))
+    if inside:
+        raise _comes_twice(folder + inside[0].removeprefix(before), inside[0])
+
+
+def _reason_to_leave(name: str) -> str | None:
+    if name.endswith((BAD_DOCUMENTS_SUFFIX, SUMMARY_SUFFIX)):
+        return OWN_FILE
+    return None if DATA_NAME.search(name) else NO_DATA_NAME
+
+
+def _omitted_folder(path: str) -> tuple[str, int]:
+    return OMITTED_FOLDER, sum(len(names) for _, _, names in os.walk(path))
+
+
+def _listed(folder: str) -> list[os.DirEntry[str]]:
+    """What is in a folder, sorted by name."""
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(entries, key=lambda entry: entry.name)
+    except OSError as error:
+        raise InputError(f"--input: the folder {Place(folder).name} cannot be listed: {error.strerror}") from None
+
+
+def _is_entry_a_folder(entry: os.DirEntry[str], path: str) -> bool:
+    """As ``_is_folder``, without another look at the disk where listing told it."""
+    try:
+        return _is_folder(path) if entry.is_symlink() else entry.is_dir(follow_symlinks=False)
+    except OSError as error:
+        raise _unreadable(path, error) from None
+
+
+def _is_folder(path: str) -> bool:
+    """Whether a path is a folder or a link to one.
+
+    Raises:
+        OptionError: there is no such file.
+        InputError: it is a link to what is not there, or it cannot be looked at.
+    """
+    try:
+        return stat.S_ISDIR(os.stat(path).st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        name = f"--input {Place(path).name}"
+        if not os.path.islink(path):
+            raise OptionError(f"{name}: no such file") from None
+        target = Place(os.readlink(path)).name
+        raise InputError(f"{name}: is a link to {target}, which is not there; mend the link or remove it") from None
+    except OSError as error:
+        raise _unreadable(path, error) from None
+
+
+def _is_there(path: str) -> bool:
+    """Whether there is such a name, be it of a link to what is not there."""
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise _unreadable(path, error) from None
+    return True
+
+
+def _unreadable(path: str, error: OSError) -> InputError:
+    return InputError(f"--input {Place(path).name}: cannot be read: {error.strerror}")
+
+
+def _identity(path: str) -> Identity:
+    """Device and inode of a file; an inode of 0 if that is not known."""
+    try:
+        status = os.stat(path) if path != STANDARD_INPUT else os.fstat(sys.stdin.fileno())
+    except (AttributeError, ValueError):  # a standard input that is closed, or none of the system's
+        return 0, 0
+    except OSError as error:
+        raise _unreadable(path, error) from None
+    return status.st_dev, status.st_ino
+
+
+def _refuse_twice(paths: Sequence[str]) -> None:
+    """Refuse a file that comes twice, by the same name or another.
+
+    Raises:
+        OptionError: one does.
+        InputError: one cannot be looked at.
+    """
+    if paths.count(STANDARD_INPUT) > 1:
+        raise OptionError("--input: standard input (-) can be read once only")
+    names: dict[Identity | str, str] = {}
+    for path in paths:
+        identity = _identity(path)
+        # Some network file systems number no inodes.
+        key = identity if identity[1] else os.path.realpath(path)
+        if key in names:
+            raise _comes_twice(path, names[key])
+        names[key] = path
+
+
+def _comes_twice(path: str, before: str) -> OptionError:
+    same = "is given twice" if before == path else f"is the same file as {Place(before).name}"
+    return OptionError(f"--input {Place(path).name}: {same}; give it once, or its documents come twice")
+
+
+def _warnings(paths: Sequence[str]) -> list[str]:
+    """Files whose names differ in their compression alone."""
+    names: dict[str, str] = {}
+    pairs = []
+    for path in paths:
+        name = COMPRESSED_NAME.sub("", os.path.abspath(path))
+        if name in names:
+            pairs.append((names[name], path))
+        names[name] = path
+    if not pairs:
+        return []
+    (first, second), more = pairs[0], len(pairs) - 1
+    others = f" (and {more} more such pair{'' if more == 1 else 's'})" if more else ""
+    return [
+        f"{Place(first).name} and {Place(second).name} are both read{others}; if one is a copy of the other, its "
+        "documents come twice"
+    ]

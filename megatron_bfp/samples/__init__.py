@@ -1,0 +1,1 @@
+"""From a sample's number to the arrays that training reads: order, tokens, labels and boundaries. numpy only."""

@@ -1,0 +1,104 @@
+"""One training sequence to the arrays a model trains on: tokens, labels, loss mask, positions, boundaries.
+
+A sample has L positions, all inputs. Each label is the next token of the same document, read from the document itself:
+at the end of a chunk that is not its document's last, it is the first token of the next chunk; at the end of a document
+there is none. So over an epoch every token is an input exactly once, and every token but a document's first is a target
+exactly once. Where there is a target is decided by position from the index, never by the value of a token: padding may
+equal EOD, and EOD may occur inside a text.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ..indexed_dataset.reader import IndexedDataset
+from .vocabulary import check_spans, has_others
+
+
+class Sample(NamedTuple):
+    """The arrays of one sample of L positions. Each is freshly made; none shares memory with another sample's."""
+
+    tokens: np.ndarray
+    """int64 [L]: the chunks one after another, then padding (0)."""
+    labels: np.ndarray
+    """int64 [L]: the next token of the same document, 0 where there is none."""
+    loss_mask: np.ndarray
+    """float32 [L]: 1 where there is a target, else 0."""
+    position_ids: np.ndarray
+    """int64 [L]: 0 .. L - 1, or from 0 in every chunk with ``reset_position_ids``."""
+    cu_seqlens: np.ndarray
+    """int32 [L + 1]: chunk boundaries 0 < b1 < b2 < ..., then L to the end. Padding is a segment of its own."""
+    max_seqlen: np.ndarray
+    """int32 []: positions of the longest segment, the padding's included."""
+
+
+def build_sample(
+    dataset: IndexedDataset,
+    positions: list[tuple[int, int, int]],
+    seq_length: int,
+    reset_position_ids: bool = False,
+    masked_input: int | None = None,
+    vocab_size: int | None = None,
+) -> Sample:
+    """Read the chunks of one sequence.
+
+    Args:
+        positions: start and end of each chunk and the end of its document in the .bin (tokens), as
+            ``SequenceIndex.positions`` gives them.
+        reset_position_ids: positions restart at every chunk.
+        masked_input: a token id whose positions get no loss (EOD with Megatron's ``eod_mask_loss``).
+        vocab_size: rows of the model's embedding; None to take any id.
+
+    Raises:
+        IndexedDatasetError: the dataset is damaged, or an id is not in the vocabulary.
+    """
+    row = np.empty(seq_length + 1, dtype=dataset.dtype)
+    boundaries, last_positions, last_targets, without_target, longest = [0], [], [], [], 0
+    end = num_read = 0
+    for chunk_start, chunk_end, document_end in positions:
+        length = chunk_end - chunk_start
+        begin, end = end, end + length
+        if chunk_end < document_end:  # it goes on: its next token is the last target
+            row[begin : end + 1] = dataset.tokens(chunk_start, length + 1)
+            last_targets.append(row[end])
+        else:
+            row[begin:end] = dataset.tokens(chunk_start, length)
+            last_targets.append(0)
+            without_target.append(end - 1)
+        num_read = end + (chunk_end < document_end)
+        last_positions.append(end - 1)
+        boundaries.append(end)
+        longest = max(longest, length)
+    if vocab_size is not None and has_others(row[:num_read], vocab_size):
+        spans = [(start, stop + (stop < document_end)) for start, stop, document_end in positions]
+        check_spans(dataset, spans, vocab_size)
+    row[end:] = 0
+    tokens, labels = row[:-1].astype(np.int64), row[1:].astype(np.int64)
+    labels[last_positions] = last_targets
+    loss_mask = np.ones(seq_length, dtype=np.float32)
+    loss_mask[end:] = 0.0
+    loss_mask[without_target] = 0.0
+    if masked_input is not None:
+        loss_mask[:end][tokens[:end] == masked_input] = 0.0
+    position_ids = np.arange(seq_length, dtype=np.int64)
+    if reset_position_ids:
+        position_ids -= np.repeat(boundaries, np.diff(boundaries, append=seq_length))
+    cu_seqlens = np.full(seq_length + 1, seq_length, dtype=np.int32)
+    cu_seqlens[: len(boundaries)] = boundaries
+    max_seqlen = np.array(max(longest, seq_length - end), dtype=np.int32)
+    return Sample(tokens, labels, loss_mask, position_ids, cu_seqlens, max_seqlen)
+
+
+def dense_attention_mask(cu_seqlens: np.ndarray) -> np.ndarray:
+    """Megatron's attention mask of a sample, quadratic in L; only for users who ask for one.
+
+    Args:
+        cu_seqlens: int32 [L + 1].
+
+    Returns:
+        bool [1, L, L]: True where a query (second axis) must not see a key (third axis).
+    """
+    positions = np.arange(cu_seqlens[-1])
+    segment = np.searchsorted(cu_seqlens, positions, side="right")
+    visible = (segment[:, None] == segment[None, :]) & (positions[:, None] >= positions[None, :])
+    return ~visible[None]

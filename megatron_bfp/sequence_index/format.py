@@ -1,0 +1,79 @@
+"""What an index consists of: a directory beside the dataset that numpy and ``cat`` can read::
+
+    PREFIX.bfp/s2048-d0-969/           seq_length 2048, documents 0 to 968; -m8 is added for a cap of 8 documents
+        index.json                     counts, fingerprint of PREFIX.idx, checksums of each array and of this file
+        runs.npy                       the three arrays of packing.table.SequenceTable
+        document_ids.npy
+        long_documents.npy
+
+index.json is canonical: one byte string for one content, so that it can be computed anew and compared. Nothing is ever
+derived from modification times: datasets are copied.
+"""
+
+import hashlib
+import json
+import os
+from typing import Any
+
+from ..indexed_dataset.reader import IndexedDataset
+from ..packing.census import Census
+from ..progress import Progress, without_progress
+from .fingerprints import ends_sha256, file_sha256, idx_sha256, sampled_fingerprint
+from .key import IndexKey
+
+FORMAT = "megatron_bfp sequence index"
+
+
+VERSION = 2
+"""2 has checksums of index.json itself and of the ends of the arrays, which opening checks."""
+
+
+ARRAYS = ("document_ids", "long_documents", "runs")
+
+
+def metadata(
+    key: IndexKey,
+    census: Census,
+    num_sequences: int,
+    directory: str,
+    dataset: IndexedDataset,
+    progress: Progress = without_progress,
+) -> dict[str, Any]:
+    """What index.json must say, from the data itself."""
+    files = {}
+    for name in ARRAYS:
+        path = os.path.join(directory, f"{name}.npy")
+        files[f"{name}.npy"] = {
+            "bytes": os.path.getsize(path),
+            "ends_sha256": ends_sha256(path),
+            "sha256": file_sha256(path, progress),
+        }
+    fingerprint = sampled_fingerprint(dataset.idx_content) | {"sha256": idx_sha256(dataset, progress)}
+    described = {
+        "counts": {
+            "documents": census.num_documents,
+            "empty_documents": census.num_empty,
+            "padding": num_sequences * key.seq_length - census.num_tokens,
+            "sequences": num_sequences,
+            "tokens": census.num_tokens,
+        },
+        "documents": [key.first_document, key.end_document],
+        "files": files,
+        "fingerprint": fingerprint,
+        "format": FORMAT,
+        "max_documents_per_sequence": key.max_documents_per_sequence,
+        "seq_length": key.seq_length,
+        "version": VERSION,
+    }
+    return described | {"checksum": checksum(described)}
+
+
+def canonical_json(metadata: dict[str, Any]) -> bytes:
+    """The one byte string that stands for ``metadata`` in index.json."""
+    return json.dumps(metadata, indent=2, sort_keys=True, ensure_ascii=True).encode("ascii")
+
+
+def checksum(metadata: dict[str, Any]) -> str:
+    """sha256 of what index.json says, but for the entry that holds it, in hexadecimal."""
+    others = {name: value for name, value in metadata.items() if name != "checksum"}
+    return hashlib.sha256(canonical_json(others)).hexdigest()

@@ -1,0 +1,84 @@
+"""Tokenizers by Megatron's names for them. Text is text with each: see ``tokenizer_interface``."""
+
+from dataclasses import dataclass
+
+from ..errors import OptionError
+from .huggingface import HuggingFaceTokenizer
+from .interface import Tokenizer
+from .sentencepiece import SentencePieceTokenizer
+from .special_tokens import DocumentTemplate, document_template
+from .tiktoken import TikTokenizer, TiktokenOptions
+
+TOKENIZER_TYPES: dict[str, type[Tokenizer]] = {
+    "HuggingFaceTokenizer": HuggingFaceTokenizer,
+    "SentencePieceTokenizer": SentencePieceTokenizer,
+    "TikTokenizer": TikTokenizer,
+}
+
+
+def load_tokenizer(
+    tokenizer_type: str,
+    path: str,
+    eod_token: str | None = None,
+    needs_eod: bool = True,
+    tiktoken: TiktokenOptions = TiktokenOptions(),
+    bos_token: str | None = None,
+) -> Tokenizer:
+    """The tokenizer that Megatron's ``--tokenizer-type`` and ``--tokenizer-model`` name.
+
+    Raises:
+        OptionError: no such type, or as the type's class.
+    """
+    if tokenizer_type not in TOKENIZER_TYPES:
+        raise OptionError(f"--tokenizer-type {tokenizer_type}: choose one of {', '.join(TOKENIZER_TYPES)}")
+    if tokenizer_type == "TikTokenizer":
+        return TikTokenizer(path, eod_token, needs_eod, tiktoken, bos_token)
+    return TOKENIZER_TYPES[tokenizer_type](path, eod_token, needs_eod, bos_token=bos_token)
+
+
+@dataclass(frozen=True)
+class TokenizerOptions:
+    """What a process needs to load the tokenizer, and what is done with it."""
+
+    tokenizer_type: str
+    path: str
+    eod_token: str | None
+    append_eod: bool
+    tiktoken: TiktokenOptions = TiktokenOptions()
+    bos_token: str | None = None
+    append_bos: bool | None = None
+    """None for as Megatron's own tool does with this tokenizer."""
+
+    def load(self) -> Tokenizer:
+        """The tokenizer.
+
+        Raises:
+            OptionError: it cannot be loaded, or has no EOD to append.
+        """
+        return load_tokenizer(
+            self.tokenizer_type, self.path, self.eod_token, self.append_eod, self.tiktoken, self.bos_token
+        )
+
+    def template(self, tokenizer: Tokenizer) -> DocumentTemplate:
+        """The special tokens around each document.
+
+        Args:
+            tokenizer: as ``load`` returns it.
+
+        Raises:
+            OptionError: it has no BOS to append.
+        """
+        return document_template(tokenizer, self.append_bos, self.append_eod)
+
+    def warnings(self, tokenizer: Tokenizer) -> list[str]:
+        """What people should know before they tokenize with it.
+
+        Args:
+            tokenizer: as ``load`` returns it.
+        """
+        template, found = self.template(tokenizer), [tokenizer.warning] if tokenizer.warning else []
+        if self.eod_token is not None and not template.ends_in(tokenizer.eod):
+            found.append(f"--eod-token {self.eod_token}: no document ends in it, because --append-eod is not given")
+        if self.bos_token is not None and tokenizer.bos not in template.before:
+            found.append(f"--bos-token {self.bos_token}: no document begins with it, because --append-bos is not given")
+        return found
