@@ -22,7 +22,7 @@ export PATH="$PWD/.venv/bin:$PATH"
 say "Making a corpus and a tokenizer in $out"
 rm -rf "$out"
 mkdir -p "$out"
-python examples/quickstart_data.py "$out"
+python examples/quickstart/data.py "$out"
 
 say "Preprocessing"
 python tools/preprocess_bfp.py \
@@ -55,7 +55,7 @@ say "Resuming it"
 train resumed --save "$out/checkpoints" --load "$out/checkpoints"
 
 say "Comparing"
-python examples/quickstart_check.py "$out/uninterrupted.log" "$out/first_half.log" "$out/resumed.log"
+python examples/quickstart/check.py "$out/uninterrupted.log" "$out/first_half.log" "$out/resumed.log"
 
 say "Done. Everything is in $PWD/$out"
 cat <<END

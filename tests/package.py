@@ -26,10 +26,14 @@ NEEDED = ("LICENSE", "README.md", "pyproject.toml", "constraints.txt", "ruff.tom
 """Some files of the source distribution, beside all of the folders in FOLDERS."""
 FOLDERS = ("megatron_bfp", "examples", "tools", "tests")
 COMMANDS = (["megatron-bfp-preprocess"], ["megatron-bfp-report"], ["python", "-m", "megatron_bfp"])
-RUN_FROM_SOURCE = ("tests/test_cases.py", "tests/test_shuffle.py", "tests/test_splits.py")
+RUN_FROM_SOURCE = (
+    "tests/guarantees/test_cases.py",
+    "tests/samples/test_order.py",
+    "tests/sequence_index/test_splits.py",
+)
 USE = """
 import sys, megatron_bfp
-from megatron_bfp.indexed_dataset import IndexedDatasetWriter
+from megatron_bfp.indexed_dataset.writer import IndexedDatasetWriter
 assert sys.argv[1] in megatron_bfp.__file__, megatron_bfp.__file__
 assert len(megatron_bfp.pack([3, 5, 8, 1], 8)) == 3
 with IndexedDatasetWriter(sys.argv[1] + "/data", "uint16") as writer:

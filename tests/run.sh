@@ -29,7 +29,8 @@ if [ -n "$version" ]; then
     python=$(bash tests/find_python.sh "$version")
     extras='.[test]'
     packages=(torch megatron-core)
-    tests=(tests/test_{gpt_dataset,sample_tensors,attention,attention_kernels,boundary_check,megatron_lm_attention,equivalence,baseline,evaluation}.py)
+    tests=(tests/{attention,megatron_core} tests/integrations/test_megatron_lm_attention.py
+        tests/guarantees/test_equivalence.py tests/trainer/test_{baseline,evaluation}.py)
 else
     venv=.venv
     python=${PYTHON:-python3}

@@ -6,8 +6,8 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT
-from disk_order import watched_disk
+from helpers.datasets import ROOT
+from helpers.disk_order import watched_disk
 
 from megatron_bfp import files
 from megatron_bfp.files import has_ended, process_label, write_whole

@@ -1,11 +1,11 @@
-"""Report what best-fit packing saves and costs on a dataset; see --help."""
+"""``megatron-bfp-report`` from a checkout that is not installed."""
 
-import os
 import sys
+from pathlib import Path
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from megatron_bfp.commands.report import console  # noqa: E402
+from megatron_bfp.commands.report import console
 
 if __name__ == "__main__":
     sys.exit(console())

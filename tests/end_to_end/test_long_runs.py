@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("deepspeed")
 pytest.importorskip("tokenizers")
 
-from launching import (  # noqa: E402
+from helpers.launching import (
     BackgroundRun,
     as_numbers,
     free_port,

@@ -8,12 +8,12 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("megatron.core.models.gpt")
 pytest.importorskip("deepspeed")
 
-import equivalence  # noqa: E402
-from conftest import documents_of  # noqa: E402
-from megatron_helpers import initialize_megatron  # noqa: E402
-from torch import distributed  # noqa: E402
+from helpers import equivalence
+from helpers.datasets import documents_of
+from helpers.megatron_helpers import initialize_megatron
+from torch import distributed
 
-from megatron_bfp.megatron_core.attention import document_boundaries  # noqa: E402
+from megatron_bfp.megatron_core.attention import document_boundaries
 
 SEQ_LENGTH, VOCAB_SIZE, RANKS = 64, 512, 2
 

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("deepspeed")
 pytest.importorskip("tokenizers")
 
-from launching import ENVIRONMENT, as_numbers, launch, make_corpus, steps, together, train  # noqa: E402
+from helpers.launching import ENVIRONMENT, as_numbers, launch, make_corpus, steps, together, train
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("deepspeed")
 pytest.importorskip("tokenizers")
 
-from launching import ENVIRONMENT, BackgroundRun, as_numbers, in_folder, make_corpus, steps, train, trainer  # noqa: E402
+from helpers.launching import ENVIRONMENT, BackgroundRun, as_numbers, in_folder, make_corpus, steps, train, trainer
 
 pytestmark = pytest.mark.slow
 

@@ -17,8 +17,8 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parent.parent), str(Path(__file__).parent.parent.parent)]
 
-from fuzzing.targets import TARGETS  # noqa: E402
-from megatron_bfp.errors import BFPError  # noqa: E402
+from fuzzing.targets import TARGETS
+from megatron_bfp.errors import BFPError
 
 LARGEST_GROWTH = {"parquet": 5 << 30}
 """Bytes of memory that any input may take, all of which are below 1 MB. A page of Parquet says in 31 bits how large it

@@ -10,7 +10,7 @@ import struct
 from pathlib import Path
 
 import numpy as np
-from conftest import DATA, documents_of, write
+from helpers.datasets import DATA, documents_of, write
 
 from fuzzing.mutations import mutated, other_value
 from megatron_bfp.errors import BFPError

@@ -22,4 +22,4 @@ else
         --editable '.[test,preprocess,deepspeed]'
 fi
 "$python" -m pytest -c tests/pytest.ini tests/gpu -s -p no:cacheprovider
-"$python" tests/gpu/benchmark_attention.py
+"$python" benchmarks/attention.py

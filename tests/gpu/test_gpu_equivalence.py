@@ -11,11 +11,11 @@ pytest.importorskip("megatron.core.models.gpt")
 if not torch.cuda.is_available():
     pytest.skip("there is no GPU", allow_module_level=True)
 
-import equivalence  # noqa: E402
-import numpy as np  # noqa: E402
-from conftest import documents_of  # noqa: E402
+import numpy as np
+from helpers import equivalence
+from helpers.datasets import documents_of
 
-from megatron_bfp.attention.kernels import KERNELS, Needs, choose_kernel  # noqa: E402
+from megatron_bfp.attention.kernels import KERNELS, Needs, choose_kernel
 
 SHAPE = {"hidden_size": 256, "ffn_hidden_size": 512, "init_method_std": 0.08}
 CASES = [

@@ -9,8 +9,8 @@ if not torch.cuda.is_available():
     pytest.skip("there is no GPU", allow_module_level=True)
 flash_attn_interface = pytest.importorskip("flash_attn.flash_attn_interface", reason="flash-attn 1 or 2 is not there")
 
-from megatron_bfp.attention.kernels import KERNELS  # noqa: E402
-from megatron_bfp.integrations.megatron_deepspeed import model  # noqa: E402
+from megatron_bfp.attention.kernels import KERNELS
+from megatron_bfp.integrations.megatron_deepspeed import model
 
 ROWS = [[600, 200, 7, 1], [2048], [1, 1000, 1000], [64] * 32]
 LENGTH, HEADS, HEAD_SIZE = 2048, 4, 64

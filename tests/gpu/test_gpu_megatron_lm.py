@@ -9,13 +9,13 @@ if not torch.cuda.is_available():
     pytest.skip("there is no GPU", allow_module_level=True)
 pytest.importorskip("transformer_engine")
 
-import equivalence  # noqa: E402
-import numpy as np  # noqa: E402
-from conftest import documents_of  # noqa: E402
-from megatron.core.models.gpt import GPTModel  # noqa: E402
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_with_transformer_engine_spec  # noqa: E402
-from megatron_helpers import initialize_megatron, model_options  # noqa: E402
-from pretrain_model import transformer_config  # noqa: E402
+import numpy as np
+from helpers import equivalence
+from helpers.datasets import documents_of
+from helpers.megatron_helpers import initialize_megatron, model_options
+from megatron.core.models.gpt import GPTModel
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_with_transformer_engine_spec
+from trainer.model import transformer_config
 
 SEQ_LENGTH, VOCAB_SIZE = 512, 16384
 

@@ -10,7 +10,7 @@ pytest.importorskip("tokenizers")
 if not torch.cuda.is_available():
     pytest.skip("there is no GPU", allow_module_level=True)
 
-from launching import STEP, launch, make_corpus  # noqa: E402
+from helpers.launching import STEP, launch, make_corpus
 
 
 @pytest.fixture(scope="module")

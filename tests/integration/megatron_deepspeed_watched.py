@@ -15,10 +15,10 @@ import sys
 script, what = os.environ["WATCHED_SCRIPT"], os.environ["WATCHED"]
 sys.path.insert(0, os.path.dirname(script))
 
-import numpy as np  # noqa: E402
+import numpy as np
 
-import megatron_bfp  # noqa: E402
-from megatron_bfp.integrations.megatron_deepspeed import options as megatron_deepspeed  # noqa: E402
+import megatron_bfp
+from megatron_bfp.integrations.megatron_deepspeed import options as megatron_deepspeed
 
 
 def say(**values):

@@ -20,12 +20,12 @@ pytestmark = [
     pytest.mark.skipif(not CHECKOUT, reason="MEGATRON_DEEPSPEED_PATH does not name a checkout of Megatron-DeepSpeed"),
 ]
 
-from conftest import ROOT, write  # noqa: E402
-from launching import ENVIRONMENT, free_port, make_corpus  # noqa: E402
-from megatron_deepspeed_on_cpu import copy_for_cpu  # noqa: E402
+from helpers.datasets import ROOT, write
+from helpers.launching import ENVIRONMENT, free_port, make_corpus
+from megatron_deepspeed_on_cpu import copy_for_cpu
 
-from megatron_bfp.indexed_dataset.reader import IndexedDataset  # noqa: E402
-from megatron_bfp.integrations.megatron_deepspeed.dataset import build_splits  # noqa: E402
+from megatron_bfp.indexed_dataset.reader import IndexedDataset
+from megatron_bfp.integrations.megatron_deepspeed.dataset import build_splits
 
 HERE = Path(__file__).parent
 STEP = re.compile(r"iteration +(\d+)/ .*consumed samples: +(\d+) .*lm loss: (\S+) ")

@@ -21,13 +21,13 @@ pytestmark = [
     pytest.mark.skipif(not CHECKOUT, reason="MEGATRON_LM_PATH does not name a checkout of Megatron-LM"),
 ]
 
-from launching import ENVIRONMENT, free_port, make_corpus  # noqa: E402
+from helpers.launching import ENVIRONMENT, free_port, make_corpus
 
 from megatron_bfp.indexed_dataset.reader import IndexedDataset
 from megatron_bfp.indexed_dataset.writer import IndexedDatasetWriter
-from megatron_bfp.sequence_index.builder import build  # noqa: E402
-from megatron_bfp.sequence_index.key import IndexKey, document_range, index_directory  # noqa: E402
-from megatron_bfp.sequence_index.reader import SequenceIndex  # noqa: E402
+from megatron_bfp.sequence_index.builder import build
+from megatron_bfp.sequence_index.key import IndexKey, document_range, index_directory
+from megatron_bfp.sequence_index.reader import SequenceIndex
 
 ON_CPU = Path(__file__).parent / "megatron_lm_on_cpu"
 STEP = re.compile(r"iteration +(\d+)/ .*consumed samples: +(\d+) .*lm loss: (\S+) .*grad norm: (\S+) ")

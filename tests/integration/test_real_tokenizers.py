@@ -18,10 +18,10 @@ pytestmark = [
 ]
 pytest.importorskip("transformers")
 
-from tokenizer_zoo import TEXTS, make_zoo  # noqa: E402
+from helpers.tokenizer_zoo import TEXTS, make_zoo
 
-from megatron_bfp.commands import preprocess as command  # noqa: E402
-from megatron_bfp.indexed_dataset.reader import IndexedDataset  # noqa: E402
+from megatron_bfp.commands import preprocess as command
+from megatron_bfp.indexed_dataset.reader import IndexedDataset
 
 RUN_TOOL = """
 import json, sys, typing

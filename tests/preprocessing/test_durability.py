@@ -5,13 +5,14 @@ import os
 import sys
 
 import pytest
-from disk_order import watched_disk
+from helpers.disk_order import watched_disk
 
 pytest.importorskip("tokenizers")
 
+from helpers.tokenizer_fixtures import EOD
+
 from megatron_bfp.commands import preprocess as command
 from megatron_bfp.preprocessing import plan
-from preprocessing.conftest import EOD  # noqa: E402
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import time
 
 import numpy as np
 import pytest
-from disk_order import watched_disk
+from helpers.disk_order import watched_disk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

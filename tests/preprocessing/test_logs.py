@@ -4,9 +4,9 @@ import json
 import sys
 
 import pytest
+from helpers.tokenizer_fixtures import LIBRARIES
 
 from megatron_bfp.commands import preprocess as command
-from preprocessing.conftest import LIBRARIES
 
 SECRET = "zanzibar"
 TEXT = f"{SECRET} and {SECRET} again, {SECRET}.<|endoftext|> "

@@ -10,17 +10,17 @@ import pytest
 
 pytest.importorskip("tokenizers")
 
-from megatron_bfp import InputError, OptionError  # noqa: E402
+from helpers.tokenizer_fixtures import EOD
+
+from megatron_bfp import InputError, OptionError
 from megatron_bfp.commands import preprocess as command
-from megatron_bfp.preprocessing import job as run_module  # noqa: E402
 from megatron_bfp.preprocessing import job_folder as run_folder
-from megatron_bfp.preprocessing import plan
+from megatron_bfp.preprocessing import plan, summary
 from megatron_bfp.preprocessing import task as shards
 from megatron_bfp.preprocessing import write as dataset
-from megatron_bfp.preprocessing.plan import Shard  # noqa: E402
-from megatron_bfp.preprocessing.readers.inputs import Piece  # noqa: E402
-from megatron_bfp.preprocessing.replanning import kept_shards, plan_again  # noqa: E402
-from preprocessing.conftest import EOD  # noqa: E402
+from megatron_bfp.preprocessing.plan import Shard
+from megatron_bfp.preprocessing.readers.inputs import Piece
+from megatron_bfp.preprocessing.replanning import kept_shards, plan_again
 
 NAMES = ("a", "b", "c", "d", "e")
 
@@ -298,9 +298,9 @@ def test_fault_B08_what_is_no_longer_to_be_joined_is_cut_off(run, stopped, folde
 
 
 def test_fault_B08_the_product_s_version_does_not_matter(run, stopped, monkeypatch):
-    monkeypatch.setattr(run_module, "__version__", "0.0.1", raising=False)
+    monkeypatch.setattr(summary, "__version__", "0.0.1", raising=False)
     stopped(9)
-    monkeypatch.setattr(run_module, "__version__", "9.9.9", raising=False)
+    monkeypatch.setattr(summary, "__version__", "9.9.9", raising=False)
     status, err, done = run()
     assert status == 0 and len(done) < 9
 

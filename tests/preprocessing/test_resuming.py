@@ -11,15 +11,16 @@ import threading
 import time
 
 import pytest
-from conftest import DATA, ROOT
+from helpers.datasets import DATA, ROOT
 
 pytest.importorskip("tokenizers")
 
+from helpers.tokenizer_fixtures import EOD
+
 from megatron_bfp.commands import preprocess as command
 from megatron_bfp.commands import preprocess_options as options
-from megatron_bfp.indexed_dataset.reader import IndexedDataset  # noqa: E402
+from megatron_bfp.indexed_dataset.reader import IndexedDataset
 from megatron_bfp.preprocessing import plan
-from preprocessing.conftest import EOD  # noqa: E402
 
 NUM_DOCUMENTS = 3000
 

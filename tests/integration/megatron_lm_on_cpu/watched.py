@@ -23,8 +23,8 @@ script = sys.argv[1]
 sys.argv[:] = sys.argv[1:]
 sys.path.insert(0, os.path.dirname(script))
 
-import megatron_bfp  # noqa: E402
-from megatron_bfp.integrations import megatron_lm  # noqa: E402
+import megatron_bfp
+from megatron_bfp.integrations import megatron_lm
 
 if what.startswith("without="):
     replace = megatron_lm.replace
@@ -35,12 +35,12 @@ if what.startswith("accept="):
         megatron_lm.refuse_captured_attention = lambda args: None
 megatron_bfp.install()
 
-import torch  # noqa: E402
-from megatron import training  # noqa: E402
-from megatron.core.num_microbatches_calculator import get_num_microbatches  # noqa: E402
-from megatron.core.packed_seq_params import PackedSeqParams  # noqa: E402
+import torch
+from megatron import training
+from megatron.core.num_microbatches_calculator import get_num_microbatches
+from megatron.core.packed_seq_params import PackedSeqParams
 
-from megatron_bfp.megatron_core.attention import document_boundaries  # noqa: E402
+from megatron_bfp.megatron_core.attention import document_boundaries
 
 
 def say(name, **values):

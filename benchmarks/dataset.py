@@ -1,0 +1,211 @@
+"""Samples a second of BFPGPTDataset beside megatron-core's GPTDataset, on one corpus in one run.
+
+    python benchmarks/dataset.py --seq-length 2048 8192 131072 --workers 0 2 --output dataset.json
+    python benchmarks/dataset.py --data-path PREFIX --seq-length 2048
+
+Without ``--data-path`` it writes a simulated RefinedWeb corpus of random tokens into a temporary directory. GPTDataset
+is measured without masks, with ``reset_attention_mask`` and its dense mask, and, where megatron-core has it, with
+inter-document masking. The contenders take turns, round by round, each going on through the order of its epoch; the
+figure is the median of the rounds. At the end ``--reads`` samples are read with BFPGPTDataset and its memory is shown.
+"""
+
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import torch
+from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
+from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir))
+
+from megatron_bfp import BFPGPTDataset, BFPGPTDatasetConfig
+from megatron_bfp.arguments import checked_count, checked_seq_length
+from megatron_bfp.commands.shared import Parser
+from megatron_bfp.console import run
+from megatron_bfp.indexed_dataset.writer import IndexedDatasetWriter
+from megatron_bfp.tables import format_table
+
+LARGEST_MASK = 1 << 28
+"""Bytes of a dense mask above which a contender that makes one is left out."""
+
+STOCK = "GPTDataset, no mask"
+PACKED = "BFPGPTDataset"
+
+
+class Tokenizer:
+    """As much of a tokenizer as the datasets ask for."""
+
+    vocab_size = 65_000
+    eod = eos = 0
+    pad = 64_999
+    unique_identifiers = {"class": "benchmark"}
+
+
+def contenders(seq_length: int) -> dict[str, tuple[type, type, dict[str, Any]]]:
+    """Name -> dataset class, config class, its options."""
+    found = {
+        PACKED: (BFPGPTDataset, BFPGPTDatasetConfig, {}),
+        STOCK: (GPTDataset, GPTDatasetConfig, {"create_attention_mask": False}),
+    }
+    if "inter_document_masking" in {field.name for field in fields(GPTDatasetConfig)}:
+        options = {"create_attention_mask": False, "inter_document_masking": True}
+        found["GPTDataset, inter-document masking"] = (GPTDataset, GPTDatasetConfig, options)
+    if seq_length**2 <= LARGEST_MASK:
+        options = {"create_attention_mask": True, "reset_attention_mask": True}
+        found["GPTDataset, reset_attention_mask"] = (GPTDataset, GPTDatasetConfig, options)
+    return found
+
+
+def make_dataset(
+    prefix: str, cache_path: str, seq_length: int, dataset_class: type, config_class: type, options: dict[str, Any]
+) -> GPTDataset:
+    """The training dataset of a contender, as megatron-core's builder makes it; one epoch."""
+    settings = {
+        "random_seed": 1234,
+        "sequence_length": seq_length,
+        "blend": ([prefix], None),
+        "split": "1,0,0",
+        "path_to_cache": cache_path,
+        "tokenizer": Tokenizer(),
+        "reset_position_ids": False,
+        "reset_attention_mask": False,
+        "eod_mask_loss": False,
+    }
+    config = config_class(**(settings | options))
+    return BlendedMegatronDatasetBuilder(dataset_class, [None, None, None], lambda: True, config).build()[0]
+
+
+def endless(dataset: GPTDataset, num_workers: int) -> Iterator[Any]:
+    """Samples in order, one at a time, from the start again after the last."""
+    if num_workers == 0:
+        while True:
+            for index in range(len(dataset)):
+                yield dataset[index]
+    loader = torch.utils.data.DataLoader(dataset, batch_size=4, num_workers=num_workers, persistent_workers=True)
+    while True:
+        for batch in loader:
+            yield from batch["tokens"]
+
+
+def compare(prefix: str, cache_path: str, seq_length: int, num_workers: int, seconds: float) -> list[dict[str, Any]]:
+    """Time all contenders at one sequence length, in rounds of about ``seconds`` for each."""
+    streams = {
+        name: endless(make_dataset(prefix, cache_path, seq_length, *what), num_workers)
+        for name, what in contenders(seq_length).items()
+    }
+    rates: dict[str, list[float]] = {name: [] for name in streams}
+    for round_number in range(6):
+        for name, stream in streams.items():
+            start, count, taken = time.perf_counter(), 0, 0.0
+            while taken < seconds:
+                next(stream)
+                count, taken = count + 1, time.perf_counter() - start
+            if round_number:  # the first fills caches and starts workers
+                rates[name].append(count / taken)
+    stock = statistics.median(rates[STOCK])
+    return [
+        {
+            "seq_length": seq_length,
+            "workers": num_workers,
+            "dataset": name,
+            "samples_per_second": statistics.median(measured),
+            "ratio_to_stock": statistics.median(measured) / stock,
+        }
+        for name, measured in rates.items()
+    ]
+
+
+def anonymous_memory() -> int:
+    """RssAnon of this process in bytes: what it holds itself, without the files it maps."""
+    with open("/proc/self/status", encoding="ascii") as file:
+        return next(1024 * int(line.split()[1]) for line in file if line.startswith("RssAnon:"))
+
+
+def memory_over_reads(dataset: GPTDataset, reads: int) -> list[dict[str, int]]:
+    """RssAnon after a tenth of the reads, two tenths and so on."""
+    stream, found = endless(dataset, 0), []
+    for tenth in range(10):
+        for _ in range(reads * (tenth + 1) // 10 - reads * tenth // 10):
+            next(stream)
+        found.append({"reads": reads * (tenth + 1) // 10, "anonymous_bytes": anonymous_memory()})
+    return found
+
+
+def write_corpus(prefix: str, tokens: int) -> None:
+    """Simulated RefinedWeb documents of random tokens, in Megatron's format."""
+    generator = np.random.default_rng(2024)
+    with IndexedDatasetWriter(prefix, np.uint16) as writer:
+        for _ in range(-(-tokens // (1 << 22))):
+            lengths = np.ceil(generator.lognormal(5.84, 0.98, 1 << 14)).astype(np.int32)
+            lengths = lengths[: np.searchsorted(np.cumsum(lengths), 1 << 22)]
+            writer.add(generator.integers(1, 64_999, int(lengths.sum()), dtype=np.uint16), lengths)
+        writer.finalize()
+
+
+def main() -> None:
+    """Parse the command line, measure, print.
+
+    Raises:
+        BFPError: bad options or input.
+    """
+    parser = Parser(prog="benchmark_dataset", description="Samples a second beside megatron-core's own dataset.")
+    parser.add_argument("--data-path", metavar="PREFIX", help="an indexed dataset (default: simulated)")
+    parser.add_argument("--tokens", type=int, default=100_000_000, help="of the simulated one (default: %(default)s)")
+    parser.add_argument("--seq-length", nargs="+", type=int, default=[2048, 8192, 131_072], metavar="L")
+    parser.add_argument("--workers", nargs="+", type=int, default=[0, 2], metavar="N", help="DataLoader processes")
+    parser.add_argument("--seconds", type=float, default=1.0, help="of one contender in one round of five")
+    parser.add_argument("--reads", type=int, default=100_000, help="samples read to watch memory")
+    parser.add_argument("--output", metavar="FILE", help="also write the figures as JSON")
+    options = parser.parse_args()
+    for name in ("tokens", "reads"):
+        checked_count(f"--{name}", getattr(options, name))
+    lengths = [checked_seq_length("--seq-length", seq_length) for seq_length in options.seq_length]
+    with tempfile.TemporaryDirectory() as directory:
+        prefix = options.data_path
+        if prefix is None:
+            prefix = os.path.join(directory, "simulated_text_document")
+            _say(f"writing {options.tokens:,} simulated tokens")
+            write_corpus(prefix, options.tokens)
+        rows = []
+        for seq_length in lengths:
+            for num_workers in options.workers:
+                _say(f"seq_length {seq_length}, {num_workers} workers")
+                rows += compare(prefix, directory, seq_length, num_workers, options.seconds)
+        _say(f"{options.reads:,} reads at seq_length {lengths[0]}")
+        memory = memory_over_reads(
+            make_dataset(prefix, directory, lengths[0], *contenders(lengths[0])[PACKED]), options.reads
+        )
+    _print(rows, memory)
+    if options.output:
+        with open(options.output, "w", encoding="utf-8") as file:
+            json.dump({"rates": rows, "memory": memory}, file, indent=2)
+
+
+def _say(text: str) -> None:
+    print(f"{text} ...", file=sys.stderr, flush=True)
+
+
+def _print(rows: list[dict[str, Any]], memory: list[dict[str, int]]) -> None:
+    cells = []
+    for row in rows:
+        rate = row["samples_per_second"]
+        times = [f"{1e6 / rate:.1f}", f"{1e9 / rate / row['seq_length']:.1f}"]
+        cells.append([row["dataset"], row["seq_length"], row["workers"], round(rate), *times])
+        cells[-1].append(f"{row['ratio_to_stock']:.2f}")
+    header = ["dataset", "L", "workers", "samples/s", "us a sample", "ns a token", "against no mask"]
+    print(format_table(header, cells))
+    print("\nMemory of BFPGPTDataset (RssAnon):")
+    memory_cells = [[row["reads"], f"{row['anonymous_bytes'] / 1e6:.1f}"] for row in memory]
+    print(format_table(["samples read", "MB"], memory_cells), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(run(main, "benchmark_dataset"))

@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# One node's part of a run on hosts without ssh between them: give the same command on each node, with its NODE_RANK.
+#
+#   NODES=4 NODE_RANK=0 MASTER_ADDR=node-1 DATA_PATH=... TOKENIZER_MODEL=... \
+#       bash examples/cluster/launch/deepspeed_no_ssh.sh RECIPE [OPTIONS]
+#
+# MASTER_ADDR is the node of rank 0 as the others reach it; the other variables are told in common.sh.
+set -euo pipefail
+launch=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+NODES=${NODES:?set it to the number of nodes}
+NODE_RANK=${NODE_RANK:?set it to 0 on the first node, 1 on the next}
+MASTER_ADDR=${MASTER_ADDR:?set it to the name or address of the first node}
+source "$launch/common.sh"
+[ "$TRAINER" != megatron_lm ] || die "Megatron-LM starts with torchrun: use torchrun_hostfile.sh or slurm.sh"
+
+# deepspeed wants a hostfile here too, but asks it for nothing but the number of nodes and of their slots
+hostfile=$OUTPUT/hostfile-$NODE_RANK
+if [ "${DRY_RUN:-0}" = 0 ]; then
+    printf "node-%d slots=$GPUS_PER_NODE\n" $(seq "$NODES") >"$hostfile"
+fi
+run python "${preflight[@]}" --node-rank "$NODE_RANK" "${trained[@]}"
+run deepspeed --hostfile "$hostfile" --no_ssh --node_rank "$NODE_RANK" --master_addr "$MASTER_ADDR" \
+    --master_port "$MASTER_PORT" ${module:+--module "$module"} "$script" "${options[@]}"

@@ -1,0 +1,164 @@
+"""Estimate the memory of a GPU that trains a recipe with ``pretrain_gpt.py``.
+
+    python examples/estimate_memory.py examples/cluster/recipes/llama_7b_code_2k.sh --nodes 32 --gpus-per-node 8
+
+Options of the trainer count as those after the recipe do in a launcher, such as ``--micro-batch-size 4``.
+
+Weights, gradients and optimizer are those of DeepSpeed's ZeRO stages, in bytes a parameter; under ZeRO 1 with bf16 the
+gradients are there twice, in bf16 as autograd leaves them and in fp32 as they add up. Activations are what autograd
+keeps of the layers for the backward pass, counted operation by operation in ``kept_per_token``, and the logits. All of
+them are there at the end of a step's last forward pass. What CUDA, NCCL and a fragmented allocator need on top is not
+in it: leave some 6 GB of a GPU free.
+"""
+
+import argparse
+from dataclasses import dataclass
+
+from megatron_bfp.commands.shared import Parser
+from megatron_bfp.console import run
+from megatron_bfp.errors import OptionError
+
+from .options import RunOptions
+from .recipe import Layout, Recipe, read_recipe
+
+GB, MB = 10**9, 10**6
+REDUCE_BUCKET = 5 * 10**8
+"""Elements of the buffer in which DeepSpeed joins gradients to reduce them (its ``reduce_bucket_size``)."""
+LIVE_PARAMETERS = 10**9
+"""Gathered parameters that ZeRO 3 keeps at a time (its ``stage3_max_live_parameters``)."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of one GPU."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
+
+    @property
+    def total(self) -> int:
+        """All together."""
+        return self.weights + self.gradients + self.optimizer + self.activations
+
+    def __str__(self) -> str:
+        unit, name = (GB, "GB") if self.total >= GB else (MB, "MB")
+        parts = ", ".join(f"{part} {value / unit:.1f}" for part, value in vars(self).items())
+        return f"{self.total / unit:.1f} {name}: {parts}"
+
+
+@dataclass(frozen=True)
+class Model:
+    """What is estimated: a run, and what its options do not say."""
+
+    options: RunOptions
+    vocab_size: int
+    """Of the tokenizer."""
+    on_cpu: bool
+
+    @property
+    def padded_vocab(self) -> int:
+        """Rows of the embedding, as the trainer pads it."""
+        multiple = self.options.vocab_multiple * self.options.tensor_parallel
+        return -(-self.vocab_size // multiple) * multiple
+
+    @property
+    def bytes_of_a_number(self) -> int:
+        """Of a weight, and of what a layer computes."""
+        return 2 if self.options.half_precision else 4
+
+
+def num_parameters(model: Model) -> int:
+    """Parameters of one tensor-parallel rank."""
+    options = model.options
+    layers, hidden, ffn = options.num_layers, options.hidden_size, options.ffn_hidden_size
+    keys_and_values = 2 * hidden * hidden * options.num_query_groups // options.num_attention_heads
+    matrices = layers * (2 * hidden * hidden + keys_and_values + 3 * hidden * ffn) + 2 * model.padded_vocab * hidden
+    norms = (2 * layers + 1) * hidden
+    return matrices // options.tensor_parallel + norms
+
+
+def kept_per_token(model: Model) -> int:
+    """Elements that a layer keeps for the backward pass, for each token, without recomputation.
+
+    Whole on each tensor-parallel rank: the inputs of both norms and of what follows each. Split between the ranks:
+    query, key and value as the kernel takes them, its result, and that in the order in which the projection takes it;
+    the MLP's first product, its two halves again (one after its SiLU), and what they make together. Rows of a
+    micro-batch of one need no new order, but its value is a view that keeps the joint product of all three. On the CPU
+    torch's norms are several operations and keep their result before its weights, and the kernel is one for each
+    document.
+    """
+    options = model.options
+    one_row = options.micro_batch_size == 1
+    whole = 6 * options.hidden_size if model.on_cpu else 4 * options.hidden_size
+    in_attention = (7 if model.on_cpu else 6) if one_row else 5
+    return whole + (in_attention * options.hidden_size + 5 * options.ffn_hidden_size) // options.tensor_parallel
+
+
+def activations(model: Model) -> int:
+    """Bytes that a micro-batch keeps, its logits included."""
+    options, width = model.options, model.bytes_of_a_number
+    tokens = options.micro_batch_size * options.seq_length
+    if options.full_recomputation:  # the layers' inputs, and one layer at a time
+        in_layers = options.num_layers * options.hidden_size + kept_per_token(model)
+    else:
+        in_layers = options.num_layers * kept_per_token(model)
+    # bf16 logits, the same in fp32 where the softmax is computed in place, and their gradient; in fp32 all in one place
+    logit_bytes = model.padded_vocab // options.tensor_parallel * (8 if width == 2 else 4)
+    return tokens * ((in_layers + 2 * options.hidden_size) * width + logit_bytes)
+
+
+def estimate(model: Model, layout: Layout) -> Memory:
+    """The memory of each GPU of a layout.
+
+    Raises:
+        OptionError: the model is divided in a way that is not estimated.
+    """
+    options = model.options
+    if options.other_parallel > 1 or options.has_experts:
+        raise OptionError("not estimated with pipeline or context parallelism, or with experts")
+    parameters, ranks, stage = num_parameters(model), layout.data_parallel, options.zero_stage
+    width = model.bytes_of_a_number
+    share = -(-parameters // ranks)
+    bucket = min(REDUCE_BUCKET, parameters) if model.on_cpu else REDUCE_BUCKET
+    weights, gradients = width * parameters, width * parameters
+    if stage == 1:
+        gradients += 4 * parameters if options.half_precision else 4 * bucket
+    if stage >= 2:
+        gradients = width * (share + bucket)
+    if stage == 3:
+        weights = width * (share + min(LIVE_PARAMETERS, parameters))
+    states = 8 if stage == 0 and not options.half_precision else 12  # Adam's two, and the weights in fp32
+    return Memory(weights, gradients, states * (share if stage else parameters), activations(model))
+
+
+def model_of(recipe: Recipe) -> Model:
+    """What a recipe trains."""
+    return Model(recipe.options, recipe.vocab_size, recipe.device == "cpu")
+
+
+def main() -> None:
+    """Print the estimate.
+
+    Raises:
+        BFPError: the recipe cannot be used.
+    """
+    parser = Parser(
+        prog="estimate_memory",
+        usage="estimate_memory [--nodes N] [--gpus-per-node N] RECIPE [OPTIONS OF THE TRAINER]",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--nodes", type=int, default=32, help="default: %(default)s")
+    parser.add_argument("--gpus-per-node", type=int, default=8, help="default: %(default)s")
+    parser.add_argument("recipe", metavar="RECIPE", help="a file of examples/cluster/recipes, or your own")
+    options, words = parser.parse_known_args()
+    recipe = read_recipe(options.recipe, words)
+    print(estimate(model_of(recipe), Layout.of(recipe.options, options.nodes, options.gpus_per_node)))
+
+
+def console() -> int:
+    """Run the command; returns its exit status."""
+    return run(main, "estimate_memory")

@@ -1,0 +1,142 @@
+"""Print what a run comes to on a cluster: how the global batch is dealt out, steps, epochs, memory.
+
+The launchers run it first, with the options that the trainer will get, so that a run that does not divide or whose
+options the trainer would refuse is refused before anything starts.
+"""
+
+import argparse
+import os
+from collections.abc import Iterator
+
+import numpy as np
+from trainer.arguments import blend
+
+from megatron_bfp.commands.shared import Parser
+from megatron_bfp.console import run
+from megatron_bfp.errors import BFPError, OptionError
+from megatron_bfp.indexed_dataset.reader import IndexedDataset
+from megatron_bfp.sequence_index.key import document_range, split_fractions
+
+from .indexes import index_key, open_index
+from .memory import GB, Model, estimate
+from .options import RunOptions, run_options, trainer_and_words
+from .recipe import Layout, vocab_size_of
+
+ROOM = 79 * GB
+"""Of an A100-80GB, what is left beside CUDA, NCCL and a fragmented allocator."""
+MOST_EPOCHS = 4
+"""Repeating data up to so often is nearly as good as new data (Muennighoff et al., 2023); beyond, ever less."""
+
+
+def main() -> None:
+    """Print the numbers.
+
+    Raises:
+        BFPError: the run is not possible on this cluster.
+    """
+    parser = Parser(
+        prog="plan_run",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,  # of the trainer's options neither
+    )
+    parser.add_argument("name", metavar="NAME", help="of the run, or its recipe")
+    parser.add_argument("--nodes", type=int, required=True)
+    parser.add_argument("--gpus-per-node", type=int, required=True)
+    parser.add_argument("--device", choices=("cpu", "gpu"), default="gpu")
+    parser.add_argument("--vocab-size", required=True, help="of the tokenizer, for the memory estimate")
+    parser.add_argument(
+        "--trainer", nargs=argparse.REMAINDER, required=True, metavar="NAME OPTIONS", help="all that follow are its own"
+    )
+    arguments = parser.parse_args()
+    options = run_options(*trainer_and_words(arguments.trainer))
+    layout = Layout.of(options, arguments.nodes, arguments.gpus_per_node)
+    model = Model(options, vocab_size_of(arguments.vocab_size), arguments.device == "cpu")
+    rows = [("recipe", os.path.splitext(os.path.basename(arguments.name))[0])]
+    rows += [*numbers(layout, options), *memory(model, layout), *epochs(options, layout)]
+    for name, text in rows:
+        print(f"{name:<30}{text}")
+
+
+def numbers(layout: Layout, options: RunOptions) -> Iterator[tuple[str, str]]:
+    """Names and values of what follows from the options and the cluster alone."""
+    tokens = layout.tokens_a_step
+    yield "GPUs", f"{layout.nodes} x {layout.gpus_per_node} = {layout.world_size}"
+    yield "tensor parallel", f"{options.tensor_parallel}"
+    if options.other_parallel > 1:
+        yield "pipeline, context parallel", f"{options.other_parallel}"
+    yield "data parallel", f"{layout.data_parallel}"
+    yield "micro-batch size", f"{layout.micro_batch_size}"
+    yield "gradient accumulation steps", f"{layout.accumulation}"
+    yield "tokens a step", f"{tokens:,} in {layout.global_batch_size:,} sequences"
+    if options.batch_size_grows:
+        yield "", "with --rampup-batch-size the first steps have fewer, and the numbers below are too high"
+    yield "steps", f"{options.train_iters:,}, {options.train_iters * tokens / 1e9:,.1f} B tokens"
+    yield "warm-up steps", f"{options.lr_warmup_iters:,}, {options.lr_warmup_iters * tokens / 1e9:,.1f} B tokens"
+
+
+def memory(model: Model, layout: Layout) -> Iterator[tuple[str, str]]:
+    """The memory of a GPU, and a warning where it has less."""
+    name = "memory of a GPU, estimated"
+    try:
+        estimated = estimate(model, layout)
+    except OptionError as error:
+        yield name, str(error)
+        return
+    yield name, str(estimated)
+    if not model.on_cpu and estimated.total > ROOM:
+        yield "", "MORE THAN AN A100-80GB HAS: take more nodes, or more tensor_parallel or recompute=full in the recipe"
+
+
+def epochs(options: RunOptions, layout: Layout) -> Iterator[tuple[str, str]]:
+    """For each dataset, steps until it was seen once, and how often it is seen; or why that is not known."""
+    samples = options.train_iters * layout.global_batch_size
+    prefixes, weights = blend(options.data_path)
+    try:
+        sequences = [training_sequences(prefix, options) for prefix in prefixes]
+    except BFPError as error:
+        yield "epoch", f"not known yet: {error}"
+        return
+    if weights is None and len(prefixes) > 1 and samples > sum(sequences):
+        yield "", "MORE THAN ONE EPOCH of a blend without weights, which Megatron cannot train: give each a weight"
+    shares = np.array(weights or sequences) / sum(weights or sequences)
+    for prefix, number_of_sequences, share in zip(prefixes, sequences, shares.tolist(), strict=True):
+        steps = number_of_sequences / (share * layout.global_batch_size)
+        seen = samples * share / number_of_sequences
+        seen_times = f"seen {seen:,.2f} times"
+        yield "epoch", f"{steps:,.1f} steps for the {number_of_sequences:,} sequences of {prefix}, {seen_times}"
+        if seen > MOST_EPOCHS:
+            yield "", f"MORE THAN {MOST_EPOCHS} EPOCHS of {prefix}: take fewer steps, or more data"
+
+
+def training_sequences(prefix: str, options: RunOptions) -> int:
+    """Sequences of a dataset's training split.
+
+    Raises:
+        BFPError: the dataset or its sequence index is not there, or the split has no tokens.
+    """
+    dataset = IndexedDataset(prefix, needs_bin=False)
+    if options.data_impl == "mmap":
+        count = _concatenated_sequences(dataset, options)
+    else:
+        key = index_key(options, dataset, "train")
+        count = 0 if key is None else len(open_index(options, dataset, key))
+    if count < 1:
+        raise OptionError(f"--split {options.split}: the train split of {prefix} has no sequence")
+    return count
+
+
+def _concatenated_sequences(dataset: IndexedDataset, options: RunOptions) -> int:
+    """As GPTDataset counts them, whose splits are of the .idx file's sequences; each needs a token more."""
+    fractions = split_fractions(options.split)[0]
+    first, end = document_range(fractions or (0.0, 0.0), dataset.num_sequences)
+    if first == end:
+        return 0
+    stop = int(dataset.sequence_pointers[end - 1]) // dataset.dtype.itemsize + int(dataset.sequence_lengths[end - 1])
+    tokens = stop - int(dataset.sequence_pointers[first]) // dataset.dtype.itemsize
+    return (tokens - 1) // options.seq_length
+
+
+def console() -> int:
+    """Run the command; returns its exit status."""
+    return run(main, "plan_run")

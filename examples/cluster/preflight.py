@@ -1,0 +1,367 @@
+"""Check the nodes of a cluster before training, so that what is wrong is told in a line and not by a hanging run.
+
+The launchers start it once on each node, with the options that the trainer will get. Each looks at what training will
+need: the dataset, its sequence indexes and the tokenizer can be read, checkpoints can be written, packages and GPUs are
+there. The node of rank 0 listens on the master port, as training will,
+gathers what the others found, and compares: all must have read the same bytes and run the same versions. So it finds
+also a port that is taken and nodes that cannot reach each other. Every node ends with status 0 if all is well, else 2;
+that of rank 0 prints a line for each problem, with the node's name.
+
+Fingerprints read a constant part of each file: its first and last 64 KiB and 256 blocks between them.
+"""
+
+import argparse
+import contextlib
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import socket
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from trainer.arguments import blend
+from trainer.save_folder import check_save, smallest_checkpoint
+
+import megatron_bfp
+from megatron_bfp.commands.shared import Parser
+from megatron_bfp.console import run
+from megatron_bfp.errors import BFPError, OptionError
+from megatron_bfp.indexed_dataset.format import bin_path
+from megatron_bfp.indexed_dataset.memory_maps import map_file
+from megatron_bfp.indexed_dataset.reader import IndexedDataset
+from megatron_bfp.samples.vocabulary import check_sampled_ids
+from megatron_bfp.sequence_index.fingerprints import sampled_fingerprint
+from megatron_bfp.tokenizers.registry import TOKENIZER_TYPES, load_tokenizer
+
+from .indexes import index_key, is_built_at_start, open_index
+from .memory import Model, num_parameters
+from .options import RunOptions, run_options, trainer_and_words
+from .recipe import vocab_size_of
+
+PACKAGES = ("torch", "megatron-core", "deepspeed", "flash-attn", "transformer-engine", "numpy")
+GREETING = "megatron_bfp preflight"
+
+
+class PreflightError(BFPError):
+    """The cluster is not ready; the message has a line for each problem."""
+
+
+def main() -> None:
+    """Check this node, and all of them together.
+
+    Raises:
+        BFPError: something is wrong.
+    """
+    options = parse_arguments()
+    if int(os.environ.get("LOCAL_RANK", "0")):  # DeepSpeed's launcher starts one for each GPU
+        return
+    trained = run_options(*trainer_and_words(options.trainer))
+    findings = {"node": options.node_name, "rank": options.node_rank, **inspect(options, trained)}
+    if options.node_rank:
+        problems = report(findings, options)
+    else:
+        problems = gather(findings, options)
+    if problems:
+        lines = "\npreflight: error: ".join(problems)
+        raise PreflightError(lines if options.node_rank == 0 else "the node of rank 0 says why")
+    if options.node_rank == 0:
+        print(f"preflight: {options.nodes} nodes agree: {', '.join(sorted(map(told, facts(findings))))}", flush=True)
+
+
+def parse_arguments() -> argparse.Namespace:
+    """The options: of the cluster, and after ``--trainer`` those that the trainer will get.
+
+    Raises:
+        OptionError: one has a value that cannot be honoured.
+    """
+    parser = Parser(
+        prog="preflight",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,  # of the trainer's options neither
+    )
+    rank = next((os.environ[name] for name in ("NODE_RANK", "CROSS_RANK", "SLURM_NODEID") if name in os.environ), 0)
+    parser.add_argument("--nodes", type=int, required=True)
+    parser.add_argument("--node-rank", type=int, default=int(rank), help="default: as the launcher tells it")
+    parser.add_argument("--node-name", default=socket.gethostname())
+    parser.add_argument("--master-addr", required=True)
+    parser.add_argument("--master-port", type=int, required=True)
+    parser.add_argument("--timeout", type=float, default=120, help="seconds to wait for the other nodes")
+    parser.add_argument("--gpus-per-node", type=int, required=True, help="0: trains on CPUs, GPUs are not looked for")
+    parser.add_argument("--vocab-size", required=True, help="of the tokenizer, for the size of a checkpoint")
+    parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--trainer", nargs=argparse.REMAINDER, required=True, metavar="NAME OPTIONS", help="all that follow are its own"
+    )
+    options = parser.parse_args()
+    if not 0 <= options.node_rank < options.nodes:
+        raise OptionError(f"--node-rank {options.node_rank}: not one of {options.nodes} nodes")
+    return options
+
+
+def inspect(options: argparse.Namespace, trained: RunOptions) -> dict[str, Any]:
+    """What this node has: "facts", which must be the same everywhere, and "problems", which it sees by itself."""
+    found: dict[str, str] = versions()
+    problems: list[str] = []
+    checks = (
+        lambda: check_data(trained),
+        lambda: check_tokenizer(trained),
+        lambda: check_gpus(options),
+        lambda: check_checkpoints(trained, vocab_size_of(options.vocab_size)),
+    )
+    for check in checks:
+        try:
+            found |= check()
+        except (BFPError, OSError) as error:
+            problems.append(str(error))
+    return {"facts": found, "problems": problems}
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and the packages, and the source of this one, of which checkouts may differ."""
+    found = {"Python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    package = Path(megatron_bfp.__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted([*package.rglob("*.py"), *Path(__file__).parents[1].rglob("*.py")]):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return found | {"megatron_bfp": f"{megatron_bfp.__version__} (source {digest.hexdigest()[:12]})"}
+
+
+def check_data(trained: RunOptions) -> dict[str, str]:
+    """Fingerprints of every dataset and its sequence indexes.
+
+    Raises:
+        BFPError: one cannot be read, or an index has not been built.
+    """
+    found = {}
+    for prefix in blend(trained.data_path)[0]:
+        dataset = IndexedDataset(prefix)
+        found[f"{prefix}.idx"] = fingerprint(dataset.idx_content)
+        found[f"{prefix}.bin"] = fingerprint(map_file(bin_path(prefix)))
+        if trained.data_impl == "bfp":
+            found |= check_indexes(dataset, trained)
+    return found
+
+
+def check_indexes(dataset: IndexedDataset, trained: RunOptions) -> dict[str, str]:
+    """Fingerprints of a dataset's sequence indexes, for the splits that the run reads.
+
+    Raises:
+        BFPError: one has not been built, or is damaged or stale.
+    """
+    found = {}
+    for split_name in trained.used_splits:
+        key = index_key(trained, dataset, split_name)
+        if key is None:
+            continue
+        name = f"{dataset.prefix}'s {split_name} index"
+        if is_built_at_start(trained, dataset, key):
+            found[name] = "built when training starts"
+        else:
+            index = open_index(trained, dataset, key)
+            found[name] = hashlib.sha256(Path(index.path, "index.json").read_bytes()).hexdigest()
+    return found
+
+
+def check_tokenizer(trained: RunOptions) -> dict[str, str]:
+    """Fingerprint of the tokenizer's files.
+
+    Raises:
+        BFPError: it cannot be loaded, or a dataset has ids outside its vocabulary.
+        OSError: a file cannot be read.
+    """
+    if trained.tokenizer_model is None:
+        return {}
+    digest, path = hashlib.sha256(), Path(trained.tokenizer_model)
+    if trained.tokenizer_type in TOKENIZER_TYPES:  # of Megatron's others, only that the files are the same
+        tokenizer = load_tokenizer(
+            trained.tokenizer_type, trained.tokenizer_model, trained.eod_token, needs_eod=trained.needs_eod
+        )
+        check_ids(trained, Model(trained, tokenizer.vocab_size, on_cpu=False).padded_vocab)
+        digest.update(f"{tokenizer.vocab_size} {tokenizer.eod}".encode())
+    for file in sorted(path.glob("tokenizer*")) if path.is_dir() else [path]:
+        digest.update(file.read_bytes())
+    return {"tokenizer": digest.hexdigest()}
+
+
+def check_ids(trained: RunOptions, vocab_size: int) -> None:
+    """Check a sample of each dataset's ids.
+
+    Args:
+        vocab_size: rows of the model's embedding.
+
+    Raises:
+        IndexedDatasetError: an id is outside.
+    """
+    for prefix in blend(trained.data_path)[0]:
+        try:
+            dataset = IndexedDataset(prefix)
+        except BFPError:
+            continue  # check_data says what is wrong with it
+        check_sampled_ids(dataset, vocab_size)
+
+
+def check_checkpoints(trained: RunOptions, vocab_size: int) -> dict[str, str]:
+    """Check that ``--save`` can be written and has room for a checkpoint.
+
+    Raises:
+        OptionError: it cannot, or has not.
+    """
+    if trained.save is not None:
+        of_a_rank = num_parameters(Model(trained, vocab_size, on_cpu=False))
+        check_save(trained.save, smallest_checkpoint(of_a_rank * trained.tensor_parallel))
+    return {}
+
+
+def check_gpus(options: argparse.Namespace) -> dict[str, str]:
+    """Names of the GPUs, and what drives them.
+
+    Raises:
+        OptionError: there are fewer than ``--gpus-per-node``.
+    """
+    if options.gpus_per_node == 0:
+        return {}
+    import torch
+
+    count = torch.cuda.device_count()
+    if count < options.gpus_per_node:
+        raise OptionError(f"{count} GPUs, {options.gpus_per_node} are wanted (GPUS_PER_NODE)")
+    names = Counter(torch.cuda.get_device_name(device) for device in range(options.gpus_per_node))
+    gpus = ", ".join(f"{number} x {name}" for name, number in sorted(names.items()))
+    nccl = ".".join(map(str, torch.cuda.nccl.version()))
+    return {"GPUs": gpus, "CUDA": str(torch.version.cuda), "NCCL": nccl}
+
+
+def fingerprint(content: Any) -> str:
+    """Size and sampled sha256 of a file, as one text."""
+    found = sampled_fingerprint(content)
+    return f"{found['bytes']} bytes, {found['sampled_sha256']}"
+
+
+def report(findings: dict[str, Any], options: argparse.Namespace) -> list[str]:
+    """Send this node's findings to that of rank 0 and wait for its verdict.
+
+    Returns:
+        The problems of all nodes.
+
+    Raises:
+        PreflightError: it does not answer.
+    """
+    place = f"{options.master_addr}:{options.master_port}"
+    end, answer, reason = time.monotonic() + options.timeout, "", "it closed the connection"
+    while time.monotonic() < end and not answer:
+        try:
+            with socket.create_connection((options.master_addr, options.master_port), timeout=5) as connection:
+                connection.sendall(json.dumps({"greeting": GREETING, **findings}).encode() + b"\n")
+                connection.settimeout(max(1.0, end - time.monotonic()))
+                answer = connection.makefile(encoding="utf-8", errors="replace").readline()
+        except OSError as error:
+            reason = str(error)
+        if not answer:
+            time.sleep(0.2)  # rank 0 may start later
+    try:
+        return json.loads(answer)["problems"]
+    except (ValueError, KeyError, TypeError):
+        detail = f"what answers there is no preflight: {answer[:40]!r}" if answer else reason
+        raise PreflightError(f"node {options.node_name}: no answer from rank 0 at {place}: {detail}") from None
+
+
+def gather(findings: dict[str, Any], options: argparse.Namespace) -> list[str]:
+    """Listen on the master port, compare the findings of all nodes, and tell them.
+
+    Returns:
+        A line for each problem.
+    """
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # training binds the port again in a moment
+    try:
+        listener.bind(("", options.master_port))
+        listener.listen(options.nodes)
+    except OSError as error:
+        findings["problems"].append(
+            f"port {options.master_port} cannot be used: {error.strerror}; choose another MASTER_PORT"
+        )
+        return compare([findings])
+    with listener:
+        connections, nodes = collect(listener, findings, options)
+        nodes.sort(key=lambda node: node["rank"])
+        problems = compare(nodes)
+        if len(nodes) < options.nodes:
+            names = ", ".join(node["node"] for node in nodes)
+            problems.append(
+                f"{options.nodes - len(nodes)} of {options.nodes} nodes did not report to {options.master_addr}:"
+                f"{options.master_port} within {options.timeout:.0f} s; these did: {names}"
+            )
+        for connection in connections:
+            with contextlib.suppress(OSError):  # a node that has gone
+                connection.sendall(json.dumps({"problems": problems}).encode() + b"\n")
+        for connection in connections:
+            # The other side closes first: the port of the one that does stays busy for a minute
+            with contextlib.suppress(OSError):
+                connection.settimeout(5)
+                connection.recv(1)
+            connection.close()
+    return problems
+
+
+def collect(
+    listener: socket.socket, findings: dict[str, Any], options: argparse.Namespace
+) -> tuple[list[socket.socket], list[dict[str, Any]]]:
+    """Wait for the findings of the other nodes.
+
+    Returns:
+        Connections to them, open; the findings of all.
+    """
+    connections, nodes = [], [findings]
+    end = time.monotonic() + options.timeout
+    while len(nodes) < options.nodes and time.monotonic() < end:
+        listener.settimeout(max(0.01, end - time.monotonic()))
+        try:
+            connection, _ = listener.accept()
+            connection.settimeout(5)
+            node = json.loads(connection.makefile(encoding="utf-8").readline())
+            if node.pop("greeting") != GREETING:
+                raise ValueError
+        except (OSError, ValueError, KeyError, AttributeError):
+            continue  # a passer-by
+        connections.append(connection)
+        nodes.append(node)
+    return connections, nodes
+
+
+def compare(nodes: list[dict[str, Any]]) -> list[str]:
+    """A line for each problem that a node has by itself, and for each fact in which it differs from most."""
+    problems = [f"node {node['node']}: {problem}" for node in nodes for problem in node["problems"]]
+    for name in dict.fromkeys(name for node in nodes for name in node["facts"]):
+        values = [(node["node"], node["facts"][name]) for node in nodes if name in node["facts"]]
+        usual = Counter(value for _, value in values).most_common(1)[0][0]
+        agreeing = [node for node, value in values if value == usual]
+        others = ", ".join(agreeing[:3]) + (" and others" if len(agreeing) > 3 else "")
+        problems += [
+            f"node {node}: {name} is {value}, on {others} it is {usual}" for node, value in values if value != usual
+        ]
+    return problems
+
+
+def facts(findings: dict[str, Any]) -> list[tuple[str, str]]:
+    """The facts that people read: versions and GPUs, not fingerprints."""
+    return [(name, value) for name, value in findings["facts"].items() if len(value) < 50 and value != "not installed"]
+
+
+def told(fact: tuple[str, str]) -> str:
+    """A fact as words."""
+    return " ".join(fact)
+
+
+def console() -> int:
+    """Run the command; returns its exit status."""
+    return run(main, "preflight")

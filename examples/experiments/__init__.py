@@ -1,0 +1,1 @@
+"""Experiments with trained models: the ablation of the paper, and two smaller ones."""

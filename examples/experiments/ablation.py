@@ -1,0 +1,291 @@
+"""The paper's ablation (appendix C.3) at a size that runs here: does packing train a better model than concatenation?
+
+    python examples/ablation.py --size cpu --output ablation --jobs 2
+
+trains the same small model on the same Python files in three ways, from three seeds each: concatenation; concatenation
+with attention inside documents; best-fit packing. All see every document of the corpus once. Then it measures each on
+the same held-out files: perplexity, with one chunk of a document a sequence, and the share of completions that use
+undefined names. What is done is kept: the same command goes on with what is missing.
+
+``--size gpu`` is for one GPU and ten minutes. ``--size full`` is for the paper's 7B model of code: it prints the
+commands of ``examples/cluster/launch`` that train what is missing, and measures what is trained.
+"""
+
+import argparse
+import json
+import os
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from cluster.recipe import read_recipe
+from quickstart.data import EOD
+
+from megatron_bfp.arguments import checked_count
+from megatron_bfp.commands.shared import Parser
+from megatron_bfp.console import run
+from megatron_bfp.errors import InputError, OptionError
+from megatron_bfp.files import write_whole
+from megatron_bfp.indexed_dataset.reader import IndexedDataset
+from megatron_bfp.progress import terminal_progress
+
+from .ablation_data import CorpusSize, make_corpus
+from .ablation_report import Result, report
+from .data_methods import METHODS
+from .intervals import checked_seeds
+from .training_runs import EXAMPLES, TrainingRun, say, train_all
+
+TEMPERATURE = 0.6
+SAMPLING_SEED = 1
+
+
+class Sampling(NamedTuple):
+    """How completions are sampled: the first tokens of held-out documents are the prompts."""
+
+    prompts: int
+    completions: int
+    """Of each prompt."""
+    prompt_tokens: int
+    completion_tokens: int
+
+
+@dataclass(frozen=True)
+class Size:
+    """A size of the ablation."""
+
+    options: dict[str, Any]
+    """The trainer's: model and batch."""
+    corpus: CorpusSize
+    sampling: Sampling
+
+
+def _model(layers: int, hidden: int, ffn: int, heads: int) -> dict[str, Any]:
+    return {"num-layers": layers, "hidden-size": hidden, "ffn-hidden-size": ffn, "num-attention-heads": heads}
+
+
+SIZES = {
+    "test": Size(
+        _model(2, 64, 128, 4) | {"seq-length": 128, "micro-batch-size": 8, "global-batch-size": 8, "lr": 3e-3},
+        CorpusSize(train_bytes=200_000, valid_documents=40, longest=800, vocab_size=1024),
+        Sampling(prompts=16, completions=2, prompt_tokens=32, completion_tokens=32),
+    ),
+    "cpu": Size(
+        _model(2, 128, 384, 4) | {"seq-length": 512, "micro-batch-size": 4, "global-batch-size": 4, "lr": 3e-3},
+        CorpusSize(train_bytes=6_000_000, valid_documents=250, longest=4_000, vocab_size=4096),
+        Sampling(prompts=256, completions=4, prompt_tokens=192, completion_tokens=96),
+    ),
+    "gpu": Size(
+        _model(6, 512, 1536, 8)
+        | {"seq-length": 1024, "micro-batch-size": 32, "global-batch-size": 32, "lr": 2e-3, "bf16": True},
+        CorpusSize(train_bytes=60_000_000, valid_documents=1000, longest=8_000, vocab_size=8192),
+        Sampling(prompts=512, completions=8, prompt_tokens=384, completion_tokens=192),
+    ),
+}
+FULL_RECIPE = "llama_7b_code_2k"
+FULL_SAMPLING = Sampling(prompts=1024, completions=8, prompt_tokens=512, completion_tokens=512)
+
+
+def small_runs(folder: str, size: Size, seeds: int) -> tuple[list[TrainingRun], str]:
+    """The runs of a size that is trained here, and the prefix of the held-out documents; writes the corpus.
+
+    Raises:
+        InputError: the corpus cannot be made.
+    """
+    seq_length, batch = size.options["seq-length"], size.options["global-batch-size"]
+    corpus = make_corpus(os.path.join(folder, "corpus"), size.corpus, seq_length)
+    steps = (IndexedDataset(corpus.train).num_tokens - 1) // (seq_length * batch)  # concatenation needs one token more
+    common = {"data-path": corpus.train, "split": 1, "tokenizer-model": corpus.tokenizer, "eod-token": EOD}
+    common |= {"train-iters": steps, "lr-warmup-iters": steps // 20, "min-lr": size.options["lr"] / 10}
+    common |= {"num-workers": 0, "log-interval": 10}
+    runs = []
+    for seed in range(1, seeds + 1):
+        for method, (_, data) in METHODS.items():
+            own = _run_folder(folder, method, seed)
+            # methods would write megatron-core's indices of concatenation under the same names at the same time
+            options = {**size.options, **common, **data, "seed": seed, "data-cache-path": os.path.join(own, "cache")}
+            runs.append(TrainingRun(f"{method}, seed {seed}", own, options))
+    return runs, corpus.valid
+
+
+def _run_folder(folder: str, method: str, seed: int) -> str:
+    return os.path.join(folder, f"{method}_seed{seed}")
+
+
+def full_runs(options: argparse.Namespace) -> tuple[list[TrainingRun], list[str]]:
+    """The runs of the recipes, and the command that trains each.
+
+    Raises:
+        OptionError: an option is missing.
+    """
+    for name in ("data_path", "valid_data", "tokenizer_model"):
+        if getattr(options, name) is None:
+            raise OptionError(f"--size full needs --{name.replace('_', '-')}")
+    runs, commands = [], []
+    for seed in range(1, options.seeds + 1):
+        for method in METHODS:
+            twin = "" if method == "pack" else f"_{method}"
+            path = os.path.join(EXAMPLES, "cluster", "recipes", f"{FULL_RECIPE}{twin}.sh")
+            folder = os.path.abspath(_run_folder(options.output, method, seed))
+            # After the recipe, as DATA_PATH has no paths with a space
+            words = ["--data-path", *options.data_path, "--seed", str(seed)]
+            recipe = read_recipe(path, words).options
+            names = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "seq_length")
+            names += ("micro_batch_size", "train_iters", "tokenizer_type")
+            of_recipe = {name.replace("_", "-"): getattr(recipe, name) for name in names}
+            of_recipe |= {"bf16": True} if recipe.half_precision else {}
+            of_recipe |= {"tokenizer-model": options.tokenizer_model, "data-path": options.data_path}
+            runs.append(TrainingRun(f"{method}, seed {seed}", folder, of_recipe))
+            variables = {"DATA_PATH": " ".join(options.data_path), "TOKENIZER_MODEL": options.tokenizer_model}
+            variables["OUTPUT"] = folder
+            assignments = " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
+            commands.append(f"{assignments} {options.launcher} {shlex.join([path, *words])}")
+    return runs, commands
+
+
+def measure(training: TrainingRun, valid: str, sampling: Sampling) -> Result:
+    """Measure a trained model, or read what was measured before."""
+    path = os.path.join(training.folder, "result.json")
+    if not os.path.exists(path):
+        from .sampling import sample
+        from .trained_model import document_losses, load_model
+
+        trained = load_model(training.trainer_options(), training.checkpoint())
+        say(f"{training.name}: measuring")
+        losses, targets = document_losses(trained, valid)
+        prompts, _ = prompts_and_continuations(valid, sampling)
+        repeated = np.repeat(prompts, sampling.completions, axis=0)
+        added = sample(trained, repeated, sampling.completion_tokens, TEMPERATURE, SAMPLING_SEED, terminal_progress)
+        files = completed_files(trained.tokenizer, prompts, added.reshape(*prompts.shape[:1], sampling.completions, -1))
+        content = {"losses": losses.tolist(), "targets": targets.tolist(), **files}
+        write_whole(path, json.dumps(content, indent=1).encode())
+    with open(path, encoding="utf-8") as file:
+        return Result.of(json.load(file))
+
+
+def prompts_and_continuations(valid: str, sampling: Sampling) -> tuple[np.ndarray, np.ndarray]:
+    """The beginnings of held-out documents that are long enough, and how these go on: int64 [prompts, tokens] each.
+
+    Raises:
+        InputError: there are too few.
+    """
+    dataset = IndexedDataset(valid)
+    lengths = np.concatenate([*dataset.checked_lengths()])
+    whole = sampling.prompt_tokens + sampling.completion_tokens
+    long_enough = np.flatnonzero(lengths >= whole)[: sampling.prompts]
+    if not len(long_enough):
+        raise InputError(f"{valid}: no document has the {whole} tokens of a prompt and its continuation")
+    tokens = np.stack([dataset.document(int(document))[:whole] for document in long_enough]).astype(np.int64)
+    return tokens[:, : sampling.prompt_tokens], tokens[:, sampling.prompt_tokens :]
+
+
+def completed_files(tokenizer: Any, prompts: np.ndarray, added: np.ndarray) -> dict[str, list]:
+    """What static analysis says of completions, which end at the first end of document, and their texts.
+
+    Args:
+        prompts: int64 [prompts, tokens].
+        added: int64 [prompts, completions, tokens].
+
+    Returns:
+        Lists of prompts, each a list of completions.
+    """
+    from .undefined_names import check_completion
+
+    found: dict[str, list] = {"parses": [], "undefined": [], "completions": []}
+    for prompt, completions in zip(prompts, added):
+        before = tokenizer.decode(prompt.tolist())
+        texts = [_text(tokenizer, completion) for completion in completions]
+        checked = [check_completion(before, text) for text in texts]
+        found["parses"].append([file.parses for file in checked])
+        found["undefined"].append([file.undefined for file in checked])
+        found["completions"].append(texts)
+    return found
+
+
+def _text(tokenizer: Any, completion: np.ndarray) -> str:
+    ends = np.flatnonzero(completion == tokenizer.eod)
+    return tokenizer.decode(completion[: ends[0] if len(ends) else None].tolist())
+
+
+def reference(tokenizer_options: Sequence[str], valid: str, sampling: Sampling) -> Result:
+    """The held-out documents' own continuations, analysed as the completions are: what of the undefined names is due to
+    files that are cut off. They have no losses."""
+    from trainer.arguments import parse_arguments
+
+    from megatron_bfp.tokenizers.registry import load_tokenizer
+
+    options = parse_arguments(tokenizer_options)
+    tokenizer = load_tokenizer(options.tokenizer_type, options.tokenizer_model, options.eod_token)
+    prompts, continuations = prompts_and_continuations(valid, sampling)
+    files = completed_files(tokenizer, prompts, continuations[:, None])
+    return Result.of({"losses": [], "targets": [], **files})
+
+
+def main() -> None:
+    """Train, measure, report.
+
+    Raises:
+        BFPError: bad options or data, or a trainer failed.
+    """
+    options = _parse()
+    os.makedirs(options.output, exist_ok=True)
+    _check_settings(options)
+    if options.size == "full":
+        (runs, commands), valid, sampling = full_runs(options), options.valid_data, FULL_SAMPLING
+        missing = [command for training, command in zip(runs, commands) if not training.is_done()]
+        for training in runs:
+            if training.is_done():
+                measure(training, valid, sampling)
+        if missing:
+            print(f"{len(missing)} of {len(runs)} runs are not trained. Train them, then give this command again:")
+            print(*missing, sep="\n", flush=True)
+            return
+    else:
+        size = SIZES[options.size]
+        sampling = size.sampling
+        runs, valid = small_runs(options.output, size, options.seeds)
+        for training in train_all(runs, options.jobs):
+            measure(training, valid, sampling)
+    results = [measure(training, valid, sampling) for training in runs]
+    by_method = {method: results[number :: len(METHODS)] for number, method in enumerate(METHODS)}
+    text = report(by_method, reference(runs[0].trainer_options(), valid, sampling))
+    write_whole(os.path.join(options.output, "ablation.md"), (text + "\n").encode())
+    print(text, flush=True)
+
+
+def _check_settings(options: argparse.Namespace) -> None:
+    """Refuse a folder with runs of another size, or of what a size meant before.
+
+    Raises:
+        OptionError: it is one.
+    """
+    path = os.path.join(options.output, "size.json")
+    size = repr(SIZES.get(options.size, (FULL_RECIPE, FULL_SAMPLING)))
+    if not os.path.exists(path):
+        write_whole(path, json.dumps({"size": size}).encode())
+    with open(path, encoding="utf-8") as file:
+        if json.load(file)["size"] != size:
+            raise OptionError(f"--output {options.output}: has runs of another size; give another folder")
+
+
+def _parse() -> argparse.Namespace:
+    parser = Parser(prog="ablation", description="Concatenation, with and without document mask, beside packing.")
+    parser.add_argument("--size", choices=(*SIZES, "full"), required=True, help="test: a minute; cpu, gpu, full")
+    parser.add_argument("--output", required=True, metavar="FOLDER", help="for corpus, models and the report")
+    parser.add_argument("--seeds", type=int, default=3, help="runs of each method (default: %(default)s)")
+    parser.add_argument("--jobs", type=int, default=1, help="trainings at a time (default: %(default)s)")
+    full = parser.add_argument_group("with --size full")
+    full.add_argument("--data-path", nargs="+", metavar="[WEIGHT] PREFIX", help="to train on")
+    full.add_argument("--valid-data", metavar="PREFIX", help="held-out Python files")
+    full.add_argument("--tokenizer-model", metavar="FILE")
+    full.add_argument("--launcher", default="sbatch --nodes 32 examples/cluster/launch/slurm.sh", metavar="COMMAND")
+    options = parser.parse_args()
+    checked_seeds(options.seeds)
+    checked_count("--jobs", options.jobs)
+    return options
+
+
+def console() -> int:
+    """Run the command; returns its exit status."""
+    return run(main, "ablation")

@@ -1,0 +1,118 @@
+"""A model of the example trainer, loaded from a checkpoint to be looked at: its loss on each document of a dataset."""
+
+import argparse
+import os
+from collections.abc import Sequence
+from pickle import UnpicklingError
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, distributed
+from trainer.arguments import parse_arguments
+from trainer.checkpoints import reading
+from trainer.data import EvaluationSampler, build_valid_dataset, micro_batches
+from trainer.engine import initialize_distributed
+from trainer.evaluation import token_losses
+from trainer.model import build_model
+
+from megatron_bfp.errors import InputError
+from megatron_bfp.indexed_dataset.reader import IndexedDataset
+from megatron_bfp.megatron_core.attention import document_boundaries
+from megatron_bfp.tokenizers.interface import Tokenizer
+from megatron_bfp.tokenizers.registry import load_tokenizer
+
+from .training_runs import free_port
+
+
+class TrainedModel(NamedTuple):
+    """A GPTModel in evaluation, with what it was trained with."""
+
+    model: Any
+    options: argparse.Namespace
+    """The trainer's."""
+    tokenizer: Tokenizer
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return next(self.model.parameters()).device
+
+    def logits(self, tokens: Tensor, lengths: Sequence[int]) -> Tensor:
+        """Logits of the next token for documents that are alone in their rows.
+
+        Args:
+            tokens: int64 [b, s], each row a document and padding after it.
+            lengths: of the documents.
+
+        Returns:
+            [b, s, vocabulary], without the embedding's padding.
+        """
+        seq_length = tokens.shape[1]
+        cu_seqlens = torch.full((len(tokens), seq_length + 1), seq_length, dtype=torch.int32)
+        cu_seqlens[:, 0] = 0
+        cu_seqlens[:, 1] = torch.tensor(lengths)
+        tokens = tokens.to(self.device)
+        positions = torch.arange(seq_length, device=self.device).expand_as(tokens)
+        boundaries = document_boundaries(cu_seqlens, self.device)
+        with torch.no_grad():
+            found = self.model(tokens, positions, None, packed_seq_params=boundaries)
+        return found[..., : self.tokenizer.vocab_size]
+
+
+def load_model(trainer_options: Sequence[str], checkpoint: str) -> TrainedModel:
+    """Load the weights of a checkpoint, without the optimizer. The process becomes the only rank of a world.
+
+    Args:
+        trainer_options: of ``pretrain_gpt.py``, which trained it.
+        checkpoint: the folder of one iteration.
+
+    Raises:
+        OptionError: the options cannot be honoured.
+        InputError: the checkpoint is of a model cut into parts, or of another one.
+    """
+    options = parse_arguments(trainer_options)
+    tokenizer = load_tokenizer(options.tokenizer_type, options.tokenizer_model, options.eod_token)
+    if not distributed.is_initialized():
+        os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
+        os.environ["MASTER_PORT"] = str(free_port())
+        initialize_distributed(options)
+    on_gpu = torch.cuda.is_available()
+    model = build_model(options, tokenizer.vocab_size)
+    model = model.to("cuda" if on_gpu else "cpu", torch.bfloat16 if options.bf16 else torch.float32)
+    path = os.path.join(checkpoint, "mp_rank_00_model_states.pt")
+    try:
+        with reading(checkpoint):
+            model.load_state_dict(torch.load(path, map_location="cpu", weights_only=True)["module"])
+    except (OSError, KeyError, RuntimeError, UnpicklingError) as error:
+        # ZeRO 3 and tensor parallelism leave parts in it, or nothing
+        raise InputError(f"{path}: does not hold the whole model of these options: {error}") from None
+    return TrainedModel(model.eval(), options, tokenizer)
+
+
+def document_losses(trained: TrainedModel, prefix: str) -> tuple[np.ndarray, np.ndarray]:
+    """The loss on each document of a dataset, cut into chunks of the sequence length, each seen alone: that is what
+    packed sequences give, where attention keeps to the chunk.
+
+    Returns:
+        Sum of the losses of each document's targets, nats, float64 [documents]; targets, int64 [documents].
+    """
+    changes = {"data_path": [prefix], "split": "0,1", "data_impl": "bfp", "dataloader_inter_document_masking": False}
+    changes |= {"eod_mask_loss": False, "data_cache_path": None}
+    options = argparse.Namespace(**{**vars(trained.options), **changes})
+    dataset = build_valid_dataset(options, trained.tokenizer).datasets[0]
+    num_documents = IndexedDataset(prefix).num_documents
+    losses, targets = np.zeros(num_documents), np.zeros(num_documents, dtype=np.int64)
+    sampler = EvaluationSampler(len(dataset), options.micro_batch_size, 0, 1)
+    for samples, batch in zip(sampler, micro_batches(dataset, sampler, 0, trained.device)):
+        with torch.no_grad():
+            boundaries = document_boundaries(batch["cu_seqlens"], trained.device)
+            found = token_losses(trained.model, batch, boundaries).double().cpu().numpy()
+        has_target = batch["loss_mask"].cpu().numpy() > 0
+        for sample, row, mask in zip(samples, found, has_target):
+            if sample is not None:
+                chunks = dataset.sequence_index.chunks(dataset.sequence_of(sample))
+                starts = np.cumsum(chunks[:, 2]) - chunks[:, 2]
+                losses[chunks[:, 0]] += np.add.reduceat(row, starts)
+                targets[chunks[:, 0]] += np.add.reduceat(mask.astype(np.int64), starts)
+    return losses, targets

@@ -1,0 +1,1 @@
+"""The quickstart's corpus, and the check of its runs."""

@@ -1,0 +1,153 @@
+"""A run goes on only with the data, the order of samples and the model that it began with.
+
+Each checkpoint records what decides them: options, the fingerprint of each dataset, and a digest of the order of the
+samples that were consumed. The digest is of the order itself, so it notices whatever changes that, known or not: with
+concatenation also ``--train-iters``, where it changes the number of epochs. A run that is to go on with something else
+says ``--override-checkpoint-args``.
+"""
+
+import argparse
+import hashlib
+import json
+import math
+from typing import Any
+
+import numpy as np
+
+from megatron_bfp.indexed_dataset.reader import IndexedDataset
+from megatron_bfp.sequence_index.fingerprints import sampled_fingerprint
+from megatron_bfp.sequence_index.key import split_fractions
+
+from .arguments import blend
+from .data import origin_of
+
+ORDER_SAMPLES = 16
+"""So many of the consumed samples are looked up for the digest of their order."""
+DATA_OPTIONS = ("seed", "split", "seq_length", "data_impl", "max_documents_per_sequence")
+DATA_OPTIONS += ("dataloader_inter_document_masking", "eod_mask_loss")
+MODEL_OPTIONS = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "rotary_base", "norm_epsilon")
+OVERRIDE = "--override-checkpoint-args"
+
+
+def describe_run(options: argparse.Namespace, tokenizer: Any) -> dict[str, Any]:
+    """What decides a run's data and model, as JSON: "options", by name and value, and "corpora".
+
+    Raises:
+        BFPError: a dataset cannot be read.
+    """
+    found = {f"--{name.replace('_', '-')}": getattr(options, name) for name in DATA_OPTIONS + MODEL_OPTIONS}
+    found["--num-query-groups"] = (
+        options.num_query_groups if options.group_query_attention else options.num_attention_heads
+    )
+    found["--tokenizer-model (size of its vocabulary)"] = tokenizer.vocab_size
+    found["--eod-token (its id)"] = tokenizer.eod
+    return {"options": found, "corpora": _corpora(options.data_path)}
+
+
+def _corpora(data_path: list[str]) -> list[dict[str, Any]]:
+    """Each dataset's prefix, fingerprint and share of the samples."""
+    prefixes, weights = blend(data_path)
+    total = math.fsum(weights) if weights else None
+    found = []
+    for number, prefix in enumerate(prefixes):
+        dataset = IndexedDataset(prefix, needs_bin=False)
+        fingerprint = sampled_fingerprint(dataset.idx_content)["sampled_sha256"]
+        share = weights[number] / total if weights else None
+        found.append({"prefix": prefix, "documents": dataset.num_documents, "idx": fingerprint, "share": share})
+    return found
+
+
+def differences(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """What a run would change, each with both values: "--seed 1234, not 99".
+
+    Args:
+        saved: of ``describe_run``, read from a checkpoint.
+        now: the same of this run.
+    """
+    found = []
+    for name, value in now["options"].items():
+        before = saved["options"].get(name, value)  # an option that is younger than the checkpoint
+        if not _is_same(name, before, value):
+            found.append(f"{name} {_text(before)}, not {_text(value)}")
+    before, after = saved["corpora"], now["corpora"]
+    if len(before) != len(after):
+        return [*found, f"--data-path of {len(before)} datasets, not {len(after)}"]
+    for old, new in zip(before, after, strict=True):
+        if old["idx"] != new["idx"]:
+            found.append(f"--data-path {_corpus(old)}, not {_corpus(new)}")
+        elif not _is_same_share(old["share"], new["share"]):
+            found.append(f"--data-path with {_percent(old['share'])} of {new['prefix']}, not {_percent(new['share'])}")
+    return found
+
+
+def _is_same(name: str, before: Any, after: Any) -> bool:
+    if name != "--split":
+        return before == after
+    ends = [[end for pair in split_fractions(split) for end in pair or ()] for split in (before, after)]
+    empty = [[pair is None for pair in split_fractions(split)] for split in (before, after)]
+    return empty[0] == empty[1] and np.allclose(*ends, rtol=0, atol=1e-12)
+
+
+def _is_same_share(before: float | None, after: float | None) -> bool:
+    if before is None or after is None:
+        return before is after
+    return math.isclose(before, after, rel_tol=1e-9)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return "not given" if value is None else str(value)
+
+
+def _corpus(corpus: dict[str, Any]) -> str:
+    return f"{corpus['prefix']} ({corpus['documents']:,} documents, .idx {corpus['idx'][:8]})"
+
+
+def _percent(share: float | None) -> str:
+    return "all samples" if share is None else f"{100 * share:g} %"
+
+
+class DataHistory:
+    """What a run has consumed, over all its parts.
+
+    Args:
+        description: of ``describe_run``.
+        dataset: the training set.
+        first_sample: where this part of the run begins.
+        consumed: samples of each dataset that earlier parts consumed, by prefix.
+    """
+
+    def __init__(
+        self, description: dict[str, Any], dataset: Any, first_sample: int = 0, consumed: dict[str, int] | None = None
+    ) -> None:
+        self.description, self.dataset = description, dataset
+        self.first_sample, self._before = first_sample, dict(consumed or {})
+
+    def consumed(self, num_samples: int) -> dict[str, int]:
+        """Samples of each dataset, by prefix, after ``num_samples`` of the run."""
+        corpora = self.description["corpora"]
+        if hasattr(self.dataset, "dataset_index"):  # megatron-core's blend
+            numbers = np.asarray(self.dataset.dataset_index[self.first_sample : num_samples])
+            counts = np.bincount(numbers, minlength=len(corpora)).tolist()
+        else:
+            counts = [num_samples - self.first_sample]
+        found = dict(self._before)
+        for corpus, count in zip(corpora, counts, strict=True):
+            found[corpus["prefix"]] = found.get(corpus["prefix"], 0) + count
+        return found
+
+    def order(self, num_samples: int) -> str:
+        """Digest of the order of the first ``num_samples`` samples."""
+        steps = max(1, ORDER_SAMPLES - 1)
+        samples = sorted({(num_samples - 1) * step // steps for step in range(steps + 1)}) if num_samples else []
+        prefixes = [corpus["prefix"] for corpus in self.description["corpora"]]
+        found = []
+        for sample in samples:
+            origin = origin_of(self.dataset, sample)
+            found.append([sample, prefixes.index(origin.prefix), origin.sequence, origin.documents])
+        return hashlib.sha256(json.dumps(found).encode()).hexdigest()
+
+    def at(self, num_samples: int) -> dict[str, Any]:
+        """What a checkpoint after ``num_samples`` samples records, as JSON."""
+        return self.description | {"order": self.order(num_samples), "consumed": self.consumed(num_samples)}

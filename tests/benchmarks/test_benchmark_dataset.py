@@ -1,0 +1,44 @@
+"""The benchmark of reading runs on both of megatron-core's datasets."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from helpers.datasets import ROOT, documents_of
+
+from megatron_bfp import BFPError
+
+pytest.importorskip("megatron.core")
+sys.path.insert(0, str(ROOT / "tools"))
+
+TOOL = [sys.executable, "-W", "ignore", str(ROOT / "benchmarks/dataset.py")]
+
+
+def test_the_table_and_the_json_tell_the_same(write_dataset, tmp_path):
+    dataset = write_dataset(documents_of([300] * 50))
+    arguments = ["--data-path", dataset.prefix, "--seq-length", "1024", "--workers", "0", "1", "--seconds", "0.02"]
+    arguments += ["--reads", "100", "--output", str(tmp_path / "out.json")]
+    done = subprocess.run([*TOOL, *arguments], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    figures = json.loads((tmp_path / "out.json").read_text())
+    assert {row["workers"] for row in figures["rates"]} == {0, 1}
+    names = {row["dataset"] for row in figures["rates"]}
+    assert {"BFPGPTDataset", "GPTDataset, no mask", "GPTDataset, reset_attention_mask"} <= names
+    assert all(name in done.stdout for name in names)
+    assert [row["reads"] for row in figures["memory"]] == list(range(10, 101, 10))
+
+
+def test_a_simulated_corpus_is_made_where_none_is_given():
+    arguments = ["--tokens", "1000000", "--seq-length", "512", "--workers", "0", "--seconds", "0.01", "--reads", "10"]
+    done = subprocess.run([*TOOL, *arguments], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["--tokens", "0"], ["--seq-length", "0"], ["--data-path", "nowhere"]])
+def test_bad_options_are_refused(arguments, monkeypatch):
+    from benchmarks import dataset as benchmark_dataset
+
+    monkeypatch.setattr(sys, "argv", ["benchmark_dataset.py", *arguments])
+    with pytest.raises(BFPError):
+        benchmark_dataset.main()
