@@ -21,8 +21,7 @@ from megatron_bfp.samples.vocabulary import check_sampled_ids
 from megatron_bfp.sequence_index.key import document_range
 
 from .arguments import blend, padded_vocab_size
-from .process import leave_signals_to_the_trainer
-from .ranks import on_first_rank
+from .ranks import leave_signals_to_the_trainer, on_first_rank
 
 
 def build_train_dataset(options: argparse.Namespace, tokenizer: Any) -> Dataset:

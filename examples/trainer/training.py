@@ -59,8 +59,8 @@ from .engine import (
 from .evaluation import Evaluation, evaluate, summed_loss
 from .log import Log, SpikeDetector, TrainingStopped, Work, model_flops, peak_flops
 from .model import attention_kernel
-from .process import StopRequest, complete_environment, run_rank
-from .ranks import check_shared, log, on_each_node, on_first_rank, timestamp
+from .process import complete_environment, run_rank
+from .ranks import StopRequest, check_shared, log, on_each_node, on_first_rank, timestamp
 from .resume import DataHistory, describe_run
 from .save_folder import check_save
 

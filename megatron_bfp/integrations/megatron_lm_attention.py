@@ -12,9 +12,13 @@ from ..errors import IntegrationError
 
 def local_core_attention(_: Callable) -> Callable:
     """LocalSpecProvider: attention inside documents for ``--transformer-impl local``, whose own takes no boundaries."""
-    from ..megatron_core.attention import DocumentAttention
 
-    return lambda self: DocumentAttention
+    def core_attention(self: Any) -> type:
+        from ..megatron_core.attention import DocumentAttention  # later: it imports the module that this hook changes
+
+        return DocumentAttention
+
+    return core_attention
 
 
 def change_heterogeneous_layers(module: ModuleType) -> None:

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("tokenizers")
 
 from helpers import launching
-from helpers.datasets import documents_of, write
+from helpers.datasets import ROOT, documents_of, write
 from test_launchers import LAUNCH, RECIPES
 
 from megatron_bfp.sequence_index.builder import build
@@ -156,8 +156,8 @@ def test_fault_B12_this_repository_may_lie_in_any_folder(programs, tmp_path, mon
     monkeypatch.setattr(sys, "executable", "python")
     repository = tmp_path / 'my $HOME/it\'s "here"%n'
     repository.mkdir(parents=True)
-    (repository / "examples").symlink_to(LAUNCH.parent)
-    lines, _ = record(programs, launcher, launch=repository / "examples" / "launch")
+    (repository / "examples").symlink_to(ROOT / "examples")
+    lines, _ = record(programs, launcher, launch=repository / "examples" / "cluster" / "launch")
     for line, script in zip(lines, ("preflight.py", "pretrain_gpt.py"), strict=True):
         (programs / "environment").unlink()
         command = through_deepspeed(line, 0) if line[0] == "deepspeed" else as_pdsh(line[-1], 0)

@@ -10,7 +10,7 @@ import deepspeed
 from megatron.core import parallel_state
 from torch import distributed
 from trainer import training as pretrain_gpt
-from trainer.process import STOP_SIGNALS
+from trainer.ranks import STOP_SIGNALS
 
 from helpers.megatron_helpers import Tokenizer
 

@@ -82,15 +82,15 @@ def test_fault_A07_one_value_twice_is_one_value():
 
 
 def package(folder, **files):
-    """A package called trainer in ``folder``."""
-    (folder / "trainer").mkdir()
-    (folder / "trainer" / "__init__.py").write_text("")
+    """A package called waited in ``folder``."""
+    (folder / "waited").mkdir()
+    (folder / "waited" / "__init__.py").write_text("")
     for name, text in files.items():
-        (folder / "trainer" / f"{name}.py").write_text(textwrap.dedent(text))
+        (folder / "waited" / f"{name}.py").write_text(textwrap.dedent(text))
 
 
 def test_a_module_is_changed_before_others_bind_its_names(tmp_path, monkeypatch):
-    package(tmp_path, options="def parse(a): return a", user="from trainer.options import parse")
+    package(tmp_path, options="def parse(a): return a", user="from waited.options import parse")
     monkeypatch.syspath_prepend(tmp_path)
     seen = []
 
@@ -98,11 +98,11 @@ def test_a_module_is_changed_before_others_bind_its_names(tmp_path, monkeypatch)
         seen.append(module.__name__)
         hooks.replace(module, "parse", "a", lambda parse: lambda a: 2 * parse(a))
 
-    monkeypatch.setattr(sys, "meta_path", [hooks.AfterImport({"trainer.options": double}), *sys.meta_path])
-    from trainer import user
+    monkeypatch.setattr(sys, "meta_path", [hooks.AfterImport({"waited.options": double}), *sys.meta_path])
+    from waited import user
 
-    assert user.parse(3) == 6 and seen == ["trainer.options"]
-    for name in ("trainer", "trainer.options", "trainer.user"):
+    assert user.parse(3) == 6 and seen == ["waited.options"]
+    for name in ("waited", "waited.options", "waited.user"):
         sys.modules.pop(name)
 
 
@@ -126,38 +126,38 @@ def hooked(tmp_path, monkeypatch):
 
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
-    monkeypatch.setattr(hooks, "_waited_for", {"trainer.others_that_is_not_there"})
-    hooks.wait_for({"trainer.options": hook})
+    monkeypatch.setattr(hooks, "_waited_for", {"waited.others_that_is_not_there"})
+    hooks.wait_for({"waited.options": hook})
     yield tmp_path
-    for name in ("trainer", "trainer.options", "trainer.others"):
+    for name in ("waited", "waited.options", "waited.others"):
         sys.modules.pop(name, None)
 
 
 def test_fault_A17_a_hook_outlives_probes_failures_and_reloads(hooked, monkeypatch):
     for _ in range(2):
-        assert importlib.util.find_spec("trainer.options") is not None
-    hooks.check_hooks(["trainer.options"])
+        assert importlib.util.find_spec("waited.options") is not None
+    hooks.check_hooks(["waited.options"])
     monkeypatch.setenv("FAIL", "1")
     for _ in range(2):
         with pytest.raises(ValueError, match="not yet"):
-            importlib.import_module("trainer.options")
+            importlib.import_module("waited.options")
     monkeypatch.delenv("FAIL")
-    module = importlib.import_module("trainer.options")
+    module = importlib.import_module("waited.options")
     assert (module.VALUE, module.CHANGED) == (2, 1)
-    assert importlib.util.find_spec("trainer.options") is module.__spec__
+    assert importlib.util.find_spec("waited.options") is module.__spec__
     importlib.reload(module)
     assert (module.VALUE, module.CHANGED) == (2, 2)  # executed anew, and changed anew
-    del sys.modules["trainer.options"]
-    assert importlib.import_module("trainer.options").VALUE == 2
-    assert importlib.import_module("trainer.others").VALUE == 1
+    del sys.modules["waited.options"]
+    assert importlib.import_module("waited.options").VALUE == 2
+    assert importlib.import_module("waited.others").VALUE == 1
 
 
 def test_fault_A17_a_tool_that_executes_a_module_itself_gets_it_changed(hooked):
-    spec = importlib.util.find_spec("trainer.options")
+    spec = importlib.util.find_spec("waited.options")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     assert (module.VALUE, module.CHANGED) == (2, 1)
-    lazy = importlib.util.find_spec("trainer.options")
+    lazy = importlib.util.find_spec("waited.options")
     lazy.loader = importlib.util.LazyLoader(lazy.loader)
     module = importlib.util.module_from_spec(lazy)
     lazy.loader.exec_module(module)
@@ -207,14 +207,14 @@ def test_fault_A17_a_module_that_came_past_the_hook_is_noticed(hooked, monkeypat
             return importlib.machinery.PathFinder.find_spec(name, path, target)
 
     monkeypatch.setattr(sys, "meta_path", [Elsewhere(), *sys.meta_path])
-    with pytest.raises(UnsupportedMegatronError, match="trainer.options is imported without the changes"):
-        hooks.check_hooks(["trainer.others_that_is_not_there", "trainer.options"])
-    importlib.import_module("trainer.options")
-    with pytest.raises(UnsupportedMegatronError, match="trainer.options is imported without the changes"):
-        hooks.check_hooks(["trainer.options"])
+    with pytest.raises(UnsupportedMegatronError, match="waited.options is imported without the changes"):
+        hooks.check_hooks(["waited.others_that_is_not_there", "waited.options"])
+    importlib.import_module("waited.options")
+    with pytest.raises(UnsupportedMegatronError, match="waited.options is imported without the changes"):
+        hooks.check_hooks(["waited.options"])
     sys.meta_path.pop(0)
-    importlib.reload(sys.modules["trainer.options"])
-    hooks.check_hooks(["trainer.options", "trainer.others"])  # nobody waits for the other one
+    importlib.reload(sys.modules["waited.options"])
+    hooks.check_hooks(["waited.options", "waited.others"])  # nobody waits for the other one
 
 
 class Known:
@@ -295,6 +295,18 @@ def test_a_script_runs_as_if_python_had_started_it(trainer):
     assert call(*module, "pretrain_gpt.py", "--data-impl", "mmap", folder=trainer) == (0, "__main__ False None None")
     status, output = call(*module, "gone.py", "--data-impl", "bfp", folder=trainer)
     assert (status, output) == (2, "python -m megatron_bfp: error: gone.py: no such training script")
+
+
+def test_attention_may_be_imported_before_the_layers_that_get_it(tmp_path):
+    """Importing it imports the module whose hook puts it into layers."""
+    pytest.importorskip("megatron.core.models.backends")
+    code = "import megatron_bfp; megatron_bfp.install()\n"
+    code += "from megatron_bfp.attention import with_document_attention\n"
+    code += "from megatron.core.models.backends import LocalSpecProvider\n"
+    code += "print(LocalSpecProvider().core_attention().__name__)"
+    (tmp_path / "script.py").write_text(code)
+    status, output = call(sys.executable, "-W", "ignore", "script.py", "--data-impl", "bfp", folder=tmp_path)
+    assert (status, output) == (0, "DocumentAttention")
 
 
 def test_install_comes_first_or_says_so(trainer):

@@ -18,12 +18,18 @@ pytest.importorskip("deepspeed")
 import torch
 from torch import distributed
 from trainer import checkpoints as pretrain_checkpoints
-from trainer import process as pretrain_signals
 from trainer import ranks as pretrain_ranks
+from trainer import ranks as pretrain_signals
 from trainer.arguments import parse_arguments
 from trainer.checkpoints import Checkpoint, SavedRun, check_options, convert, open_checkpoint
-from trainer.process import STOP_SIGNALS, StopRequest, leave_signals_to_the_trainer
-from trainer.ranks import check_shared, on_each_node, on_first_rank
+from trainer.ranks import (
+    STOP_SIGNALS,
+    StopRequest,
+    check_shared,
+    leave_signals_to_the_trainer,
+    on_each_node,
+    on_first_rank,
+)
 
 from megatron_bfp.errors import InputError, OptionError, SequenceIndexError
 
@@ -120,7 +126,7 @@ def test_fault_C02_a_conversion_ends_with_its_trainer():
     code += "sys.modules['torch'] = types.ModuleType('torch')\n"
     code += "import multiprocessing, time\n"
     code += "try:\n"
-    code += f"    runpy.run_path({str(script)!r})\n"
+    code += f"    runpy.run_path({str(script)!r}, run_name='__main__')\n"
     code += "except ImportError:\n"  # of a torch that is none
     code += "    os.fork()\n"
     code += "    os.write(1, b'%d\\n' % os.getpid())\n"

@@ -100,7 +100,7 @@ def test_fault_C11_help_comes_at_once_and_alone():
     lines = done.stderr.splitlines()
     assert all(line.startswith("import time:") for line in lines)
     imported = {line.rsplit("|", 1)[1].strip() for line in lines}
-    assert "pretrain_arguments" in imported and not imported & {"torch", "deepspeed", "megatron", "transformers"}
+    assert "trainer.arguments" in imported and not imported & {"torch", "deepspeed", "megatron", "transformers"}
     assert time.process_time() - start < 2
 
 
