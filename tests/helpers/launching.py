@@ -8,11 +8,11 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from random import Random
 
 import psutil
 
 from helpers.datasets import DATA, ROOT
+from helpers.texts import texts
 
 STEP = re.compile(
     r"^(?:\S+: )?iteration (\d+)/\d+ \| loss (\S+) .* grad norm (\S+) .* consumed samples (\d+) ", re.MULTILINE
@@ -29,15 +29,6 @@ def free_port():
     with socket.socket() as listener:
         listener.bind(("", 0))
         return listener.getsockname()[1]
-
-
-def texts():
-    """1,000 texts of made-up words, the same on every machine: the rows that a seed chooses must not change."""
-    random = Random(7)
-    words = ["".join(random.choices("aeinorstlmd", k=random.randint(2, 9))) for _ in range(800)]
-    weights = [1 / rank for rank in range(1, len(words) + 1)]  # Zipf's law
-    lengths = [min(600, 1 + int(random.lognormvariate(3.4, 1.1))) for _ in range(1000)]
-    return [" ".join(random.choices(words, weights, k=length)) for length in lengths]
 
 
 def make_corpus(folder):

@@ -1,4 +1,4 @@
-"""Tokenizers of each library, trained in a moment on this repository's text."""
+"""Tokenizers of each library, trained in a moment on made-up text."""
 
 import base64
 import io
@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from helpers.datasets import ROOT
+from helpers.texts import code_files
 
 tokenizers = pytest.importorskip("tokenizers")
 
@@ -27,7 +27,7 @@ def tokenizer_file(tmp_path_factory):
         initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train([str(path) for path in sorted((ROOT / "megatron_bfp").rglob("*.py"))], trainer)
+    tokenizer.train_from_iterator(code_files(), trainer)
     tokenizer.save(str(path))
     return str(path)
 
@@ -54,9 +54,7 @@ def train_sentencepiece(tmp_path_factory):
 
     def train(**options):
         path = tmp_path_factory.mktemp("sentencepiece") / "tokenizer.model"
-        lines = [
-            line for path in sorted((ROOT / "megatron_bfp").rglob("*.py")) for line in path.read_text().splitlines()
-        ]
+        lines = [line for text in code_files() for line in text.splitlines()]
         model = io.BytesIO()
         defaults = {"vocab_size": 600, "model_type": "bpe", "byte_fallback": True, "character_coverage": 0.99}
         sentencepiece.SentencePieceTrainer.train(

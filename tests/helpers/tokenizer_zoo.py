@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from helpers.datasets import DATA, ROOT
+from helpers.datasets import DATA
+from helpers.texts import code_files
 
 TEXTS = [
     "the river",
@@ -19,7 +20,7 @@ TEXTS = [
     "a",
 ]
 SPACE = "\u2581"
-SOURCES = sorted((ROOT / "megatron_bfp").rglob("*.py"))
+SOURCES = code_files()
 
 
 @dataclass
@@ -55,7 +56,7 @@ def byte_level(folder, name, special, template=None, config=None, ordinary=()):
     trainer = trainers.BpeTrainer(
         vocab_size=500, special_tokens=special, initial_alphabet=alphabet, show_progress=False
     )
-    library.train([str(path) for path in SOURCES[:6]], trainer)
+    library.train_from_iterator(SOURCES[:6], trainer)
     library.add_tokens(list(ordinary))
     if template:
         ids = [(token, library.token_to_id(token)) for token in special]
@@ -75,7 +76,7 @@ def marked_spaces(folder, name, config, normalizer, pre_tokenizer=None):
     library.pre_tokenizer = pre_tokenizers.Split(SPACE, "merged_with_next")
     special = ["<unk>", config["bos_token"], config["eos_token"]]
     library.train_from_iterator(
-        (path.read_text() for path in SOURCES[:6]),
+        SOURCES[:6],
         trainers.BpeTrainer(vocab_size=500, special_tokens=special, show_progress=False),
     )
     description = json.loads(library.to_str())
@@ -128,7 +129,7 @@ def sentencepiece(folder, name, *options, add_bos=False, **training):
     import sentencepiece as library
 
     path = str(folder / f"{name}.model")
-    lines = [line for path in SOURCES for line in path.read_text().splitlines()]
+    lines = [line for text in SOURCES for line in text.splitlines()]
     defaults = {"vocab_size": 500, "model_type": "bpe", "byte_fallback": True}
     with open(path, "wb") as file:
         library.SentencePieceTrainer.train(

@@ -3,7 +3,7 @@
 import sys
 
 import pytest
-from helpers.datasets import ROOT
+from helpers.texts import code_files
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,7 +24,7 @@ KINDS = (
     *("huggingface", "sentencepiece", "plain sentencepiece", "default sentencepiece", "changed sentencepiece"),
     *("tiktoken", "megatron tiktoken"),
 )
-SOURCES = [path.read_text() for path in sorted((ROOT / "megatron_bfp").rglob("*.py"))]
+SOURCES = code_files()
 
 
 @pytest.fixture(scope="session")

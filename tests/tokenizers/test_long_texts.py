@@ -4,7 +4,7 @@ import random
 
 import numpy as np
 import pytest
-from helpers.datasets import ROOT
+from helpers.texts import code_files
 
 pytest.importorskip("tokenizers")
 pytest.importorskip("sentencepiece")
@@ -13,7 +13,7 @@ from megatron_bfp.tokenizers import long_texts
 from megatron_bfp.tokenizers.fast.probes import PROBES
 from megatron_bfp.tokenizers.registry import load_tokenizer
 
-TEXT = "".join(path.read_text() for path in sorted((ROOT / "megatron_bfp").rglob("*.py")))
+TEXT = "".join(code_files())
 CHINESE = "".join(random.Random(0).choice("的一是不了在人有我他这中大来上\u3002\uff0c") for _ in range(30000))
 
 
