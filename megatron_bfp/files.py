@@ -1,11 +1,30 @@
-"""Files that appear whole or not at all, and locks that a killed process cannot leave behind."""
+"""Files that appear whole or not at all, and who is at work on a file or folder.
+
+Whether an owner still lives is told by three kinds of evidence:
+
+- The kernel that runs it knows for certain, but only processes of the same container can ask it: ``has_ended``.
+- A lock ends with its holder, but on some file systems each machine has locks of its own, or there are none.
+- A file that its owner renews shows on every machine that the owner lives. Silence takes a while to notice.
+
+Host names prove nothing: containers share them. ``Lease`` uses locks and renewal.
+"""
 
 import fcntl
 import hashlib
+import json
 import os
 import secrets
+import socket
+import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import Any
+
+BEAT_SECONDS = 2.0
+"""Between two renewals of a lease."""
+WATCHED_SECONDS = 5 * BEAT_SECONDS
+"""How long an owner on another machine is watched before it counts as dead."""
 
 
 def sync_file(path: str) -> None:
@@ -35,17 +54,25 @@ def write_whole(path: str, content: bytes) -> None:
             os.remove(temporary)
 
 
+def read_json_object(path: str) -> dict[str, Any] | None:
+    """The JSON object in a file; None if there is no such file or it holds something else."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            content = json.load(file)
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
 def process_label() -> str:
-    """A name for this process that tells, on whichever machine and in whichever container it is read, whether the
-    process has ended: see ``has_ended``. Without dots."""
+    """A name for this process, for ``has_ended`` on whichever machine and in whichever container. Without dots."""
     return f"{_pid_namespace()}-{os.getpid()}-{_start_time(os.getpid())}"
 
 
 def has_ended(label: str) -> bool:
     """Whether the process of a ``process_label`` has ended for certain.
 
-    Host names and locks prove nothing: containers share names, and locks may not be seen by other machines. Only the
-    kernel that runs a process knows, so False is also the answer for processes of other machines and containers.
+    False is also the answer for processes of other machines and containers.
     """
     namespace, _, process = label.partition("-")
     pid, _, start_time = process.partition("-")
@@ -54,12 +81,19 @@ def has_ended(label: str) -> bool:
     return _start_time(int(pid)) != start_time  # None, or that of a later process with the same number
 
 
+def kernel_id() -> str:
+    """The running kernel's id: the same in all containers of a machine, another one after each boot."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:  # not Linux
+        return "unknown-" + os.urandom(8).hex()  # which no owner before had
+
+
 def _pid_namespace() -> str:
     """What distinguishes the process numbers of this container, on this boot of this machine; "" if it is unknown."""
     try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            boot = file.read().strip()
-        return hashlib.sha256(f"{boot} {os.readlink('/proc/self/ns/pid')}".encode()).hexdigest()[:16]
+        return hashlib.sha256(f"{kernel_id()} {os.readlink('/proc/self/ns/pid')}".encode()).hexdigest()[:16]
     except OSError:  # not Linux
         return ""
 
@@ -104,26 +138,148 @@ def open_exclusively(path: str) -> int:
     Raises:
         BlockingIOError: another process has the file open through this function.
     """
+    descriptor, _ = _open_locked(path)
+    try:
+        os.ftruncate(descriptor, 0)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _open_locked(path: str) -> tuple[int, bool]:
+    """Create or open a file and lock it.
+
+    Returns:
+        A file descriptor, and whether it is locked: some file systems have no locks.
+
+    Raises:
+        BlockingIOError: another process has locked it.
+    """
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        is_locked = True
         try:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise
             except OSError:
-                pass  # a file system without locks
-            if _is_still(path, descriptor):
-                os.ftruncate(descriptor, 0)
-                return descriptor
+                is_locked = False
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.stat(path), os.fstat(descriptor)):
+                    return descriptor, is_locked
         except BaseException:
             os.close(descriptor)
             raise
-        os.close(descriptor)  # its previous owner renamed it before our lock: that file is finished, take a new one
+        os.close(descriptor)  # its owner renamed or removed it before our lock: take a new one
 
 
-def _is_still(path: str, descriptor: int) -> bool:
-    try:
-        return os.path.samestat(os.stat(path), os.fstat(descriptor))
-    except FileNotFoundError:
+class TakenError(Exception):
+    """Another process owns the lease. Its message is the owner's host and process, where these are known."""
+
+
+class Lease:
+    """A file that one process at a time owns, also on file systems whose locks are each machine's own, or without any.
+
+    The owner locks the file, writes into it who it is, and renews its modification time while it lives. If the previous
+    owner ran on the same kernel, getting the lock proves that it is dead. If it ran elsewhere, the lock proves nothing,
+    and a newcomer watches for ``WATCHED_SECONDS`` whether the file is still renewed.
+
+    The lease is taken when it is made, and until ``release``. A fork of the owner does not own it.
+
+    Args:
+        path: of the file to lock.
+        seconds: how long to wait for an owner to end.
+
+    Raises:
+        TakenError: another process has it.
+        OSError: the file cannot be written.
+    """
+
+    def __init__(self, path: str, seconds: float) -> None:
+        self._path = path
+        descriptor, is_locked = _wait_for_lock(path, time.monotonic() + seconds)
+        try:
+            before = _words(descriptor)
+            if before and not (is_locked and before[0] == kernel_id()) and self._is_renewed():
+                raise TakenError(_host_and_process(before))
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{kernel_id()} {socket.gethostname()} {os.getpid()}\n".encode(), 0)
+            os.fsync(descriptor)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        self._descriptor: int | None = descriptor
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._renew, args=(descriptor,), daemon=True)
+        self._thread.start()
+        os.register_at_fork(after_in_child=self._forget)
+
+    def release(self) -> None:
+        """Give it up."""
+        if self._descriptor is None:
+            return
+        self._ended.set()
+        self._thread.join()
+        with suppress(OSError):
+            os.ftruncate(self._descriptor, 0)  # there is nobody to wait for
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # of forks too, which may not have closed it yet
+        self._forget()
+
+    def _forget(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _renew(self, descriptor: int) -> None:
+        while not self._ended.wait(BEAT_SECONDS):
+            with suppress(OSError):  # of a server that is away for a while
+                os.utime(descriptor)
+
+    def _is_renewed(self) -> bool:
+        """Whether a living owner renews the file."""
+        first = _renewed_at(self._path)
+        deadline = time.monotonic() + WATCHED_SECONDS
+        while time.monotonic() < deadline:
+            time.sleep(BEAT_SECONDS / 8)
+            if _renewed_at(self._path) != first:
+                return True
         return False
+
+
+def _wait_for_lock(path: str, deadline: float) -> tuple[int, bool]:
+    """As ``_open_locked``, once the lock's holder has ended.
+
+    Raises:
+        TakenError: another process holds it until the deadline.
+    """
+    while True:
+        try:
+            return _open_locked(path)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise TakenError(_owner_in(path)) from None
+        time.sleep(0.1)
+
+
+def _words(descriptor: int) -> list[str]:
+    """What the owner wrote into its file: kernel, host and process."""
+    return os.pread(descriptor, 1000, 0).decode(errors="replace").split()
+
+
+def _host_and_process(words: list[str]) -> str:
+    return f"{words[1]}, process {words[2]}" if len(words) == 3 else ""
+
+
+def _owner_in(path: str) -> str:
+    with suppress(OSError), open(path, "rb") as file:
+        return _host_and_process(_words(file.fileno()))
+    return ""
+
+
+def _renewed_at(path: str) -> int:
+    # Network file systems ask the server when a file is opened, and else may answer from memory.
+    with suppress(OSError), open(path, "rb") as file:
+        return os.fstat(file.fileno()).st_mtime_ns
+    return 0

@@ -9,7 +9,7 @@ from ..console import run, say, typed_name
 from ..indexed_dataset.merging import merge
 from ..indexed_dataset.reader import IndexedDataset
 from ..inspection.report import count_cuts
-from ..preprocessing.parts import check_parts
+from ..preprocessing.job import check_parts
 from ..preprocessing.readers.input_files import input_files
 from ..preprocessing.summary import WrittenDataset
 from ..preprocessing.task import load_tokenizers
@@ -20,7 +20,7 @@ from ..sequence_index.key import SPLIT_NAMES, IndexKey, index_directory
 from ..sequence_index.reader import SequenceIndex
 from ..tables import format_table, wrap
 from ..tokenizers.special_tokens import template_in_words
-from .preprocess_options import executor_of, parse, run_of
+from .preprocess_options import executor_of, job_of, parse
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -54,10 +54,10 @@ def _written(options: argparse.Namespace) -> tuple[list[WrittenDataset], str]:
     files = input_files(options.input)
     for line in [*map(str, files.left_out), *(f"warning: {warning}" for warning in files.warnings)]:
         print(f"{typed_name()}: {line}", file=sys.stderr)
-    run = run_of(options, files.paths)
-    datasets = write_datasets(run, executor_of(options), terminal_progress)
-    tokenizer = load_tokenizers(run.tokenizer)[0]
-    return datasets, f"Each document: {template_in_words(run.tokenizer.template(tokenizer), tokenizer)}"
+    job = job_of(options, files.paths)
+    datasets = write_datasets(job, executor_of(options), terminal_progress)
+    tokenizer = load_tokenizers(job.tokenizer)[0]
+    return datasets, f"Each document: {template_in_words(job.tokenizer.template(tokenizer), tokenizer)}"
 
 
 def _build_indexes(dataset: IndexedDataset, options: argparse.Namespace) -> list[tuple[str, SequenceIndex]]:

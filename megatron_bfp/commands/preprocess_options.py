@@ -10,7 +10,7 @@ from ..arguments import checked_cap, checked_count, checked_seq_length
 from ..console import typed_name
 from ..errors import OptionError
 from ..preprocessing.executors.processes import run_in_processes
-from ..preprocessing.job import Run
+from ..preprocessing.job import Job
 from ..preprocessing.plan import is_stream
 from ..preprocessing.readers.documents import STANDARD_INPUT
 from ..preprocessing.readers.input_files import BAD_DOCUMENTS_SUFFIX
@@ -216,7 +216,7 @@ def _check_keys(keys: Sequence[str]) -> None:
             raise OptionError(f"--json-keys {key!r}: is given twice; a dataset is written for each key")
 
 
-def run_of(options: argparse.Namespace, paths: Sequence[str]) -> Run:
+def job_of(options: argparse.Namespace, paths: Sequence[str]) -> Job:
     """What the options ask to be done with documents in these files."""
     tokenizer = TokenizerOptions(
         options.tokenizer_type,
@@ -228,7 +228,7 @@ def run_of(options: argparse.Namespace, paths: Sequence[str]) -> Run:
         options.append_bos,
     )
     part = None if options.shard_index is None else (options.shard_index, options.shard_count)
-    return Run(
+    return Job(
         tuple(paths),
         tuple(options.json_keys),
         options.output_prefix,
@@ -240,7 +240,7 @@ def run_of(options: argparse.Namespace, paths: Sequence[str]) -> Run:
 
 
 def executor_of(options: argparse.Namespace) -> Executor:
-    """What runs the shards.
+    """What runs the tasks.
 
     Raises:
         OptionError: Ray is not installed, or there is no cluster.

@@ -1,4 +1,4 @@
-"""The list of bad documents that ``--skip-bad-documents`` leaves out: OUT.bad.jsonl, an object a line.
+"""The list of bad documents that ``--skip-bad-documents`` leaves out: OUT.bad.jsonl, one JSON object per line.
 
 Of JSON Lines: ``{"file": ..., "line": ..., "byte": ..., "reason": ...}``, where the line begins at that byte of the
 (decompressed) file; of Parquet: ``{"file": ..., "row": ..., "reason": ...}``.
@@ -7,114 +7,92 @@ Of JSON Lines: ``{"file": ..., "line": ..., "byte": ..., "reason": ...}``, where
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from typing import Any
 
-from ..errors import InputError, OptionError
-from .plan import Shard
+from ..errors import InputError
+from .plan import Task
 from .readers.documents import BadDocument
 from .readers.inputs import Piece, count_lines
-from .task import ShardRecord
+from .task import TaskRecord
 
 
-class BadDocuments:
-    """Takes bad documents as they are met: raises the first, or lists all of them in a file.
-
-    The file gets its name in ``finalize``. Leaving the ``with`` block without it removes what was written.
+class BadDocumentsFile:
+    """The file of bad documents. It is written in the job's folder and gets its name in ``publish``.
 
     Args:
-        path: of the file; one that is there is replaced.
-        folder: of the run, on the same file system; the file is there until it gets its name.
-        skip: whether bad documents are left out, not an error.
-
-    Raises:
-        OptionError: the file cannot be written.
+        path: of the file. An existing one is replaced.
+        folder: of the job, on the same file system.
     """
 
-    def __init__(self, path: str, skip: bool, folder: str) -> None:
-        self._path, self._skip = path, skip
+    def __init__(self, path: str, folder: str) -> None:
+        self._path = path
         self._part = os.path.join(folder, "bad.jsonl.part")
-        self.number = 0
-        self.first: BadDocument | None = None
-        self._file = self._open() if skip else None
+        self._number = 0
 
-    def _open(self):
-        try:
-            return open(self._part, "w", encoding="utf-8")
-        except OSError as error:
-            raise OptionError(f"{self._path}: cannot be written: {error.strerror}") from None
-
-    def __enter__(self) -> "BadDocuments":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._file is not None:
-            with suppress(OSError):
-                self._file.close()
-            with suppress(FileNotFoundError):
-                os.remove(self._part)
-
-    def add(self, documents: Iterable[BadDocument]) -> None:
-        """Raise the first of them, or write each down.
+    def write(self, documents: Iterable[BadDocument]) -> None:
+        """Write bad documents, and force the file to disk.
 
         Raises:
-            InputError: a document is bad and not to be skipped; or the file cannot be written.
+            InputError: an input cannot be read, or the file cannot be written.
         """
-        for document in documents:
-            if not self._skip:
-                raise InputError(f"{document} (--skip-bad-documents leaves such documents out)")
-            self.first = self.first or document
-            self.number += 1
-            place = document.place
-            entry = {"file": place.path, "line": place.line, "byte": place.byte, "row": place.row}
-            entry = {name: value for name, value in entry.items() if value is not None} | {"reason": document.reason}
-            self._write(json.dumps(entry) + "\n")
-
-    def _write(self, line: str) -> None:
         try:
-            self._file.write(line)
+            with open(self._part, "w", encoding="utf-8") as file:
+                for document in documents:
+                    file.write(json.dumps(_entry(document)) + "\n")
+                    self._number += 1
+                file.flush()
+                os.fsync(file.fileno())
         except OSError as error:
-            raise InputError(f"{self._path}: cannot be written: {error.strerror}") from None
+            raise self._cannot_write(error) from None
 
-    def finalize(self) -> None:
-        """Give the file its name, or without bad documents remove what an earlier run left under it.
+    def publish(self) -> None:
+        """Give the file its name. If there are no bad documents, remove the file of an earlier job.
 
         Raises:
-            InputError: it cannot be written.
+            InputError: it cannot be renamed.
         """
         try:
-            if self.number:
-                self._file.flush()
-                os.fsync(self._file.fileno())
+            if self._number:
                 os.replace(self._part, self._path)
-            elif self._skip and os.path.exists(self._path):
+            elif os.path.exists(self._path):
                 os.remove(self._path)
         except OSError as error:
-            raise InputError(f"{self._path}: cannot be written: {error.strerror}") from None
+            raise self._cannot_write(error) from None
+
+    def _cannot_write(self, error: OSError) -> InputError:
+        return InputError(f"{self._path}: cannot be written: {error.strerror}")
 
 
-def bad_documents(shards: Iterable[Shard], record_of: Callable[[int], ShardRecord | None]) -> Iterator[BadDocument]:
-    """The bad documents of all records, in order, with their lines counted from the first of their files.
+def _entry(document: BadDocument) -> dict[str, Any]:
+    where = document.location
+    position = {"line": where.line, "byte": where.byte, "row": where.row}
+    known = {name: value for name, value in position.items() if value is not None}
+    return {"file": where.path, **known, "reason": document.reason}
+
+
+def bad_documents(tasks: Iterable[Task], record_of: Callable[[int], TaskRecord | None]) -> Iterator[BadDocument]:
+    """The bad documents of all records, in order, with lines counted from the beginning of their files.
 
     Args:
-        shards: in order, from the first on.
-        record_of: the record of the shard with a number, None if there is none. Lines of such a shard are counted in
-            its input when a bad document follows.
+        tasks: in order, beginning with the input's first.
+        record_of: number of a task -> its record; None if it is not finished. The lines of such a task are counted in
+            its input if a bad document follows.
 
     Raises:
         InputError: an input cannot be read.
     """
     num_lines = 0
     uncounted: list[Piece] = []
-    for shard in shards:
-        record = record_of(shard.number)
-        found: dict[int, list[BadDocument]] = {}
+    for task in tasks:
+        record = record_of(task.number)
+        bad_by_piece: dict[int, list[BadDocument]] = {}
         for number, document in record.bad if record else []:
-            found.setdefault(number, []).append(document)
-        for number, piece in enumerate(shard.pieces):
+            bad_by_piece.setdefault(number, []).append(document)
+        for number, piece in enumerate(task.pieces):
             if piece.begin == 0:
                 num_lines, uncounted = 0, []
-            for document in found.get(number, []):
-                while uncounted and document.place.line is not None:
+            for document in bad_by_piece.get(number, []):
+                while uncounted and document.location.line is not None:
                     num_lines += count_lines(uncounted.pop())
                 yield _moved(document, num_lines)
             if record is None:
@@ -124,7 +102,8 @@ def bad_documents(shards: Iterable[Shard], record_of: Callable[[int], ShardRecor
 
 
 def _moved(document: BadDocument, num_lines: int) -> BadDocument:
-    place = document.place
-    if place.line is None:
+    """The document with its line counted from ``num_lines`` earlier lines."""
+    where = document.location
+    if where.line is None:
         return document
-    return document._replace(place=place._replace(line=place.line + num_lines))
+    return document._replace(location=where._replace(line=where.line + num_lines))

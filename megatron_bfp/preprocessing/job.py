@@ -1,20 +1,35 @@
-"""What one call of the tool is to do with documents, and what tells it from other calls."""
+"""A job: what one call of preprocess is to do, and what tells it from other jobs.
+
+Several jobs can each do a part of the same input (``--shard-index``), and their datasets are merged. Each plans the
+whole input. If a file changed between two of them, their parts do not fit: documents are lost or come twice, and
+nothing in the datasets shows it. ``check_parts`` compares the jobs' summaries instead.
+"""
 
 import json
 import os
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..errors import InputError
+from ..errors import InputError, OptionError
+from ..files import read_json_object
 from ..tokenizers.interface import Tokenizer
 from ..tokenizers.registry import TokenizerOptions
 from .plan import is_stream
-from .readers.documents import Place
+from .readers.documents import Location
+from .readers.input_files import SUMMARY_SUFFIX
+from .replanning import InputChanges
+
+PART = re.compile(r"(?P<output>.*)-(?P<index>\d{5})-of-(?P<count>\d{5})(?P<key>_.*)")
+"""The name of a part's dataset."""
+TOKENIZER_FIELDS = {"tokenizer[0]": "tokenizer type", "tokenizer[1].": "tokenizer ", "tokenizer[2].": "tiktoken "}
+"""What messages call the fields of an identity's tokenizer."""
 
 
 @dataclass(frozen=True)
-class Run:
-    """What is to be done."""
+class Job:
+    """What is to be done with which documents."""
 
     paths: tuple[str, ...]
     """Input files, as ``input_files`` gives them."""
@@ -24,18 +39,17 @@ class Run:
     tokenizer: TokenizerOptions
     skip_bad_documents: bool = False
     overwrite: bool = False
-    """Replace what is there."""
+    """Replace existing datasets, and the unfinished work of another job."""
     part: tuple[int, int] | None = None
-    """Index and count: only so much of the input, for one of several jobs."""
+    """Index and count: this job does one part of the input. None for all of it."""
 
     @property
     def prefix(self) -> str:
-        """What the names of all files that are written begin with."""
-        return (
-            self.output_prefix
-            if self.part is None
-            else f"{self.output_prefix}-{self.part[0]:05d}-of-{self.part[1]:05d}"
-        )
+        """The path that the names of all written files begin with."""
+        if self.part is None:
+            return self.output_prefix
+        index, count = self.part
+        return f"{self.output_prefix}-{index:05d}-of-{count:05d}"
 
     @property
     def dataset_prefixes(self) -> list[str]:
@@ -44,26 +58,28 @@ class Run:
 
     @property
     def has_streams(self) -> bool:
-        """Whether an input can be read once only."""
+        """Whether an input can be read only once."""
         return any(map(is_stream, self.paths))
 
     def inputs(self) -> list[list[Any]]:
-        """Of each input file as it is now: path, bytes, and nanoseconds of its last modification.
+        """Path, size in bytes and modification time in nanoseconds of each input file, as it is now.
 
         Raises:
-            InputError: an input is not there.
+            InputError: an input cannot be read.
         """
         return [[path, *_size_and_time(path)] for path in self.paths]
 
     def identity(self, tokenizer: Tokenizer) -> dict[str, Any]:
-        """What would make it another run, as JSON. The number of workers would not, and neither would leaving out bad
-        documents: a shard without any is the same. Nor would this package's version: see ``run_folder.FORMAT``.
+        """What makes this job the same as another, as JSON.
+
+        The number of workers is no part of it, and neither is leaving out bad documents: a task without any is the
+        same. Nor is this package's version: see ``job_folder.FORMAT``.
 
         Args:
-            tokenizer: what its options load.
+            tokenizer: what the tokenizer's options load.
 
         Raises:
-            InputError: an input is not there.
+            InputError: an input cannot be read.
         """
         options = self.tokenizer
         template = options.template(tokenizer)
@@ -80,11 +96,88 @@ class Run:
 
 
 def _size_and_time(path: str) -> tuple[int, int]:
-    """Of an input file: bytes, and nanoseconds of its last modification."""
     if is_stream(path):
         return 0, 0
     try:
         status = os.stat(path)
     except OSError as error:
-        raise InputError(f"{Place(path).name}: cannot be read: {error.strerror}") from None
+        raise InputError(f"{Location(path).name}: cannot be read: {error.strerror}") from None
     return status.st_size, status.st_mtime_ns
+
+
+def difference(before: dict[str, Any], now: dict[str, Any]) -> str:
+    """The first difference between two jobs' identities, in words and with both values."""
+    if before.get("folder_format") != now.get("folder_format"):
+        return "it is another version's, which keeps its work in another form"
+    for name in now:
+        if name != "inputs" and before.get(name) != now[name]:
+            return "it differs in {} ({} before, {} now)".format(*_first_difference(name, before.get(name), now[name]))
+    changes = f"its inputs have changed: {InputChanges.between(before.get('inputs', []), now.get('inputs', []))}"
+    if now.get("part") is not None:
+        changes += ". All jobs with --shard-index must read the same input, so do this in each of them"
+    return changes
+
+
+def _first_difference(name: str, before: Any, now: Any) -> tuple[str, str, str]:
+    """The name and both values of the first difference, inside dicts and inside the list that describes a tokenizer."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        key = next(key for key in before | now if before.get(key) != now.get(key))
+        return _first_difference(f"{name}.{key}", before.get(key), now.get(key))
+    if name == "tokenizer" and isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
+        number = next(number for number in range(len(now)) if before[number] != now[number])
+        return _first_difference(f"{name}[{number}]", before[number], now[number])
+    for field, shown in TOKENIZER_FIELDS.items():
+        name = name.replace(field, shown)
+    return name, json.dumps(before), json.dumps(now)
+
+
+def check_parts(prefixes: Sequence[str]) -> Iterator[str]:
+    """Check that datasets which are named as parts are parts of one input.
+
+    Yields:
+        A warning for each set of parts that is not complete.
+
+    Raises:
+        OptionError: a part is given twice.
+        InputError: two parts are of different inputs, or were made with different options.
+    """
+    outputs: dict[tuple[str, ...], dict[int, re.Match[str]]] = {}
+    for prefix in prefixes:
+        if part := PART.fullmatch(os.path.realpath(prefix)):
+            parts = outputs.setdefault(part.group("output", "count", "key"), {})
+            if int(part["index"]) in parts:
+                raise OptionError(
+                    f"--merge {prefix}: this part is given twice; give it once, or its documents come twice"
+                )
+            parts[int(part["index"])] = part
+    for (output, count, key), parts in outputs.items():
+        _refuse_other_jobs(list(parts.values()))
+        missing = sorted(set(range(int(count))) - set(parts))
+        if missing:
+            first, more = missing[0], len(missing) - 1
+            others = f" and {more} more" if more else ""
+            yield f"{output}-{first:05d}-of-{count}{key}{others} of these {int(count)} parts not merged: not given"
+
+
+def _refuse_other_jobs(parts: Sequence[re.Match[str]]) -> None:
+    """Refuse parts whose jobs differ in more than their part."""
+    first, first_identity = "", None
+    for part in parts:
+        name = f"{part['output']}-{part['index']}-of-{part['count']}"
+        identity = _identity_without_part(name)
+        if identity is None:  # its summary was not kept
+            continue
+        if first_identity is not None and identity != first_identity:
+            raise InputError(
+                f"{name}: does not fit {first}: {difference(first_identity, identity)}. Documents would be lost or "
+                "come twice; do the parts again, with --overwrite, while the input does not change"
+            )
+        first, first_identity = name, identity
+
+
+def _identity_without_part(name: str) -> dict[str, Any] | None:
+    summary = read_json_object(name + SUMMARY_SUFFIX)
+    identity = summary and summary.get("run")
+    if not isinstance(identity, dict):
+        return None
+    return {key: value for key, value in identity.items() if key not in ("part", "version")}

@@ -1,11 +1,11 @@
-"""Input files to shards, the units of work: each is done by one process, recorded when done, and done once.
+"""Input files to tasks, the units of work: 8 to 256 MB of input, done at once by one process and recorded when done.
 
-A shard is some consecutive pieces of input files. A plain JSON Lines file is cut into ranges of bytes (a line belongs
-to the range in which it begins), a Parquet file into row groups; a compressed file is one piece, since its middle
-cannot be found. Small files share a shard. What comes through a pipe is first written to segments on disk, which are
-pieces like others; it cannot be read again, and so a run that reads a pipe cannot be resumed.
+A task is one or more consecutive pieces of input files. A plain JSON Lines file is cut into ranges of bytes (a line
+belongs to the range in which it begins), a Parquet file into row groups. A compressed file is one piece, because
+decompression cannot start in its middle. Small files share a task. Data from a pipe is first written to segments on
+disk, which are pieces like others; it cannot be read again, so a job that reads a pipe cannot be resumed.
 
-The plan depends on the inputs' sizes alone, not on the number of workers. A run keeps it: see ``run_folder``.
+The plan depends only on the inputs' sizes, not on the number of workers. A job keeps it: see ``job_folder``.
 """
 
 import os
@@ -17,25 +17,25 @@ from pathlib import Path
 from ..errors import InputError
 from .readers import parquet
 from .readers.compression import compression_of
-from .readers.documents import STANDARD_INPUT, Place
+from .readers.documents import STANDARD_INPUT, Location
 from .readers.file_kinds import CHECKED_BYTES
 from .readers.inputs import START_BYTES, Piece, opened, start_of, stream_batches
 from .readers.jsonl import check_lines
 
-SMALL_SHARD, LARGEST_SHARD = 32 << 20, 256 << 20
-"""Bytes of input: long enough that starting a shard costs nothing, short enough that little is lost with one."""
+SMALL_TASK, LARGEST_TASK = 32 << 20, 256 << 20
+"""Bytes of input: enough that starting a task costs nothing, few enough that little is lost with one."""
 SHARE_OF_REST = 64
-"""A shard is one of so many parts of what is left: large where there is much, and smaller towards the end, so that all
-workers end at about the same time."""
-LAST_SHARES, SMALLEST_SHARD = 4, SMALL_SHARD // 4
-"""The last shards are a share of what is left even if they are small."""
+"""A task is this fraction of the remaining bytes: large at first and smaller towards the end, so that all workers end
+at about the same time."""
+LAST_SHARES, SMALLEST_TASK = 4, SMALL_TASK // 4
+"""The last tasks are this fraction of the remaining bytes, even if they are small."""
 SEGMENT_BYTES = 32 << 20
-"""Of what comes through a pipe, decompressed."""
+"""Of data from a pipe, decompressed."""
 
 
 @dataclass(frozen=True)
-class Shard:
-    """A unit of work. Shards in the order of their numbers hold all documents in the order of the input."""
+class Task:
+    """A unit of work. Tasks in the order of their numbers hold all documents in the order of the input."""
 
     number: int
     pieces: tuple[Piece, ...]
@@ -46,13 +46,13 @@ class Shard:
         return sum(piece.num_bytes for piece in self.pieces)
 
     def __str__(self) -> str:
-        first, *others = dict.fromkeys(Place(piece.path).name for piece in self.pieces)
+        first, *others = dict.fromkeys(Location(piece.path).name for piece in self.pieces)
         more = f" and {len(others)} more file{'s' if len(others) > 1 else ''}" if others else ""
-        return f"shard {self.number} ({first}{more})"
+        return f"task {self.number} ({first}{more})"
 
 
 def is_stream(path: str) -> bool:
-    """Whether an input can be read once only: standard input, a pipe."""
+    """Whether an input can be read only once: standard input, a pipe."""
     return path == STANDARD_INPUT or not stat.S_ISREG(os.stat(path).st_mode)
 
 
@@ -61,45 +61,53 @@ def input_bytes(paths: Sequence[str]) -> int:
     return sum(0 if is_stream(path) else os.path.getsize(path) for path in paths)
 
 
-def shard_bytes(left: int) -> int:
-    """How many bytes of input the next shard has, at most and where files can be cut, of those that are left."""
-    last = max(left // LAST_SHARES, SMALLEST_SHARD)
-    return min(max(left // SHARE_OF_REST, min(last, SMALL_SHARD)), LARGEST_SHARD)
-
-
-def plan_shards(paths: Sequence[str], segment_folder: str) -> Iterator[Shard]:
-    """The shards of the inputs, in order. Streams are read as their shards are asked for.
+def task_bytes(left: int) -> int:
+    """The largest number of input bytes of the next task, if files can be cut there.
 
     Args:
-        segment_folder: where segments of streams are written. Whoever has used one removes it.
+        left: bytes of input that are not in a task yet.
+    """
+    last = max(left // LAST_SHARES, SMALLEST_TASK)
+    return min(max(left // SHARE_OF_REST, min(last, SMALL_TASK)), LARGEST_TASK)
+
+
+def plan_tasks(paths: Sequence[str], segment_folder: str) -> Iterator[Task]:
+    """The tasks of the inputs, in order. Streams are read as their tasks are taken from the iterator.
+
+    Args:
+        segment_folder: where segments of streams are written. The caller removes a segment when its task is done.
 
     Raises:
-        InputError: a file cannot be read, or is none that we know.
-        OptionError: a library for a file is not installed.
+        InputError: a file cannot be read, or its format is unknown.
+        OptionError: the library for a file's format is not installed.
     """
     left = input_bytes(paths)
     for number, pieces in enumerate(grouped(_pieces(paths, segment_folder, left), left)):
-        yield Shard(number, tuple(pieces))
+        yield Task(number, tuple(pieces))
 
 
-def part_of(shards: Sequence[Shard], index: int, count: int) -> list[Shard]:
-    """Consecutive shards of about one ``count``-th of all bytes: part ``index``, counted from 0."""
-    total = max(1, sum(shard.num_bytes for shard in shards))
+def part_of(tasks: Sequence[Task], index: int, count: int) -> list[Task]:
+    """Consecutive tasks of about one ``count``-th of all bytes: part ``index``, counted from 0."""
+    total = max(1, sum(task.num_bytes for task in tasks))
     chosen, before = [], 0
-    for shard in shards:
-        middle = before + shard.num_bytes / 2
+    for task in tasks:
+        middle = before + task.num_bytes / 2
         if min(int(middle * count / total), count - 1) == index:
-            chosen.append(shard)
-        before += shard.num_bytes
+            chosen.append(task)
+        before += task.num_bytes
     return chosen
 
 
 def grouped(pieces: Iterable[Piece], left: int) -> Iterator[list[Piece]]:
-    """Consecutive pieces that fit in a shard; a segment of a stream is alone."""
+    """Groups of consecutive pieces, one for each task; a segment of a stream is alone in its task.
+
+    Args:
+        left: bytes of input in all pieces.
+    """
     group: list[Piece] = []
     num_bytes = 0
     for piece in pieces:
-        if group and (num_bytes + piece.num_bytes > shard_bytes(left) or piece.segment or group[-1].segment):
+        if group and (num_bytes + piece.num_bytes > task_bytes(left) or piece.segment or group[-1].segment):
             yield group
             group, num_bytes, left = [], 0, left - num_bytes
         group.append(piece)
@@ -117,21 +125,21 @@ def _pieces(paths: Sequence[str], segment_folder: str, left: int) -> Iterator[Pi
                 yield from _file_pieces(path, left)
                 left -= os.path.getsize(path)
         except OSError as error:
-            raise InputError(f"{Place(path).name}: cannot be read: {error.strerror or error}") from None
+            raise InputError(f"{Location(path).name}: cannot be read: {error.strerror or error}") from None
 
 
 def file_pieces(path: str) -> list[Piece]:
     """The pieces of one file, cut as if it were the only input.
 
     Raises:
-        As ``plan_shards``.
+        As ``plan_tasks``.
     """
     return list(_pieces([path], "", input_bytes([path])))
 
 
 def _file_pieces(path: str, left: int) -> Iterator[Piece]:
     num_bytes = os.path.getsize(path)
-    if num_bytes <= shard_bytes(left):
+    if num_bytes <= task_bytes(left):
         yield Piece(path, num_bytes)
         return
     with opened(path) as file:
@@ -147,19 +155,19 @@ def _file_pieces(path: str, left: int) -> Iterator[Piece]:
             begin = 0
             while begin < num_bytes:
                 rest = num_bytes - begin
-                count = -(-rest // shard_bytes(left - begin))  # equal pieces, rather than a small one at the end
+                count = -(-rest // task_bytes(left - begin))  # equal pieces, rather than a small one at the end
                 end = begin - (-rest // count)
                 yield Piece(path, end - begin, begin, end)
                 begin = end
 
 
 def _row_group_pieces(path: str, num_bytes: int, sizes: list[int], left: int) -> Iterator[Piece]:
-    """Row groups that fit in a shard together."""
+    """Consecutive row groups that fit in one task."""
     total = max(1, sum(sizes))
     first = held = before = 0
     for group, group_size in enumerate(sizes):
         begin = before * num_bytes // total
-        if held and (held + group_size) * num_bytes // total > shard_bytes(left - begin):
+        if held and (held + group_size) * num_bytes // total > task_bytes(left - begin):
             yield Piece(path, held * num_bytes // total, first, group)
             first, held, before = group, 0, before + held
         held += group_size

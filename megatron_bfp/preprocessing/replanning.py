@@ -1,42 +1,44 @@
-"""A run whose input files have changed since it began: what is kept of it, and what is done again.
+"""A job whose input files have changed since it began: which finished tasks are kept, and which are done again.
 
-A finished shard is kept if all of its files are as they were, by path, size and time of modification. Its documents are
-then those that a run begun today would write, and documents are joined in the order of today's input, so the datasets
-are byte for byte those of a run begun today.
+A finished task is kept if all of its files are unchanged by path, size and modification time. Its documents are those
+that a job begun now would write, and documents are joined in the order of the current input. So the datasets are byte
+for byte those of a job begun now.
 """
 
 import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import count, groupby
+from itertools import count
 
 from ..errors import OptionError
-from .plan import Shard, file_pieces, grouped
-from .readers.documents import Place
+from .plan import Task, file_pieces, grouped
+from .readers.documents import Location
 from .readers.inputs import Piece
 
 SizeAndTime = tuple[int, int]
-"""Of an input file: bytes, and nanoseconds of its last modification."""
+"""An input file's size in bytes, and its modification time in nanoseconds."""
 SHOWN = 3
+"""Changed files that a message names."""
 
 
 @dataclass(frozen=True)
 class InputChanges:
-    """What is other in today's input files than when a run began."""
+    """How the input files have changed since a job began."""
 
     before: dict[str, SizeAndTime]
+    """By path."""
     now: dict[str, SizeAndTime]
     """By path."""
 
     @classmethod
     def between(cls, before: Iterable[Sequence], now: Iterable[Sequence]) -> "InputChanges":
-        """Of the ``inputs`` of two runs' identities."""
+        """From the ``inputs`` of two jobs' identities."""
         return cls(*({path: tuple(rest) for path, *rest in inputs} for inputs in (before, now)))
 
     @property
     def unchanged(self) -> set[str]:
-        """Files that are what they were."""
+        """The paths of unchanged files."""
         return {path for path, status in self.now.items() if self.before.get(path) == status}
 
     def __str__(self) -> str:
@@ -48,7 +50,7 @@ class InputChanges:
         for path in dict.fromkeys([*self.now, *self.before]):
             before, now = self.before.get(path), self.now.get(path)
             if before != now:
-                yield f"{Place(path).name} ({_described(before)} before, {_described(now)} now)"
+                yield f"{Location(path).name} ({_described(before)} before, {_described(now)} now)"
 
 
 def _described(status: SizeAndTime | None) -> str:
@@ -58,71 +60,77 @@ def _described(status: SizeAndTime | None) -> str:
     return f"{status[0]:,} bytes of {time}"
 
 
-def kept_shards(before: Iterable[Shard], unchanged: Collection[str], finished: Collection[int]) -> list[Shard]:
-    """The finished shards whose files are all unchanged."""
+def kept_tasks(before: Iterable[Task], unchanged: Collection[str], finished: Collection[int]) -> list[Task]:
+    """The finished tasks whose files are all unchanged."""
     return [
-        shard for shard in before if shard.number in finished and all(piece.path in unchanged for piece in shard.pieces)
+        task for task in before if task.number in finished and all(piece.path in unchanged for piece in task.pieces)
     ]
 
 
-def refuse_to_lose(before: Iterable[Shard], changes: InputChanges, finished: Collection[int], folder: str) -> None:
-    """Refuse an input that leaves out files whose shards are finished: it may be meant for another run.
+def refuse_to_lose(before: Iterable[Task], changes: InputChanges, finished: Collection[int], folder: str) -> None:
+    """Refuse inputs that leave out an existing file with finished tasks: they may be meant for another job.
 
-    A file that is no longer there cannot be meant, and is the caller's to leave out.
+    A file that no longer exists may be left out.
 
     Raises:
-        OptionError: it does.
+        OptionError: such a file is left out.
     """
-    for shard in before:
-        for piece in shard.pieces:
-            if shard.number in finished and piece.path not in changes.now and os.path.exists(piece.path):
+    for task in before:
+        for piece in task.pieces:
+            if task.number in finished and piece.path not in changes.now and os.path.exists(piece.path):
                 raise OptionError(
-                    f"{folder}: holds what a run with other inputs has done of {Place(piece.path).name}, which is "
-                    "there and not given now. Give it again to go on with that run, or --overwrite to leave it out"
+                    f"{folder}: holds finished work on {Location(piece.path).name}, which is there and not given now. "
+                    "Give it again to resume that job, or give --overwrite to leave it out"
                 )
 
 
-def plan_again(
-    paths: Sequence[str], before: Sequence[Shard], kept: Sequence[Shard], unchanged: set[str]
-) -> list[Shard]:
-    """The shards of today's input: those that are kept, with their numbers, and new ones for the rest of it.
+def plan_again(paths: Sequence[str], before: Sequence[Task], kept: Sequence[Task], unchanged: set[str]) -> list[Task]:
+    """The tasks of the current input: the kept ones, with their numbers, and new ones for everything else.
 
     Args:
-        paths: today's input files, in order.
-        before: the shards that were planned, which cover all files that are unchanged.
+        paths: the current input files, in order.
+        before: the tasks that were planned; they cover all unchanged files.
+        kept: those of them that are kept.
+        unchanged: the paths of unchanged files.
 
     Raises:
-        As ``plan_shards``.
+        As ``plan_tasks``.
     """
     pieces_before: dict[str, list[Piece]] = {}
-    for shard in before:
-        for piece in shard.pieces:
+    for task in before:
+        for piece in task.pieces:
             pieces_before.setdefault(piece.path, []).append(piece)
     pieces: list[Piece] = []
     for path in paths:
         pieces += pieces_before[path] if path in unchanged else file_pieces(path)
-    numbers = count(1 + max((shard.number for shard in before), default=-1))
-    left = sum(piece.num_bytes for piece in pieces) - sum(shard.num_bytes for shard in kept)
-    shards = []
-    for is_kept, run in groupby(_with_kept(pieces, kept), key=lambda part: isinstance(part, Shard)):
-        if is_kept:
-            shards += run
-            continue
-        for group in grouped(run, left):
-            shards.append(Shard(next(numbers), tuple(group)))
-            left -= shards[-1].num_bytes
-    return shards
+    numbers = count(1 + max((task.number for task in before), default=-1))
+    left = sum(piece.num_bytes for piece in pieces) - sum(task.num_bytes for task in kept)
+    tasks: list[Task] = []
+    for new_pieces, kept_task in _split_at_kept(pieces, kept):
+        for group in grouped(new_pieces, left):
+            tasks.append(Task(next(numbers), tuple(group)))
+            left -= tasks[-1].num_bytes
+        if kept_task is not None:
+            tasks.append(kept_task)
+    return tasks
 
 
-def _with_kept(pieces: Sequence[Piece], kept: Iterable[Shard]) -> Iterator[Piece | Shard]:
-    """Pieces in order, and in place of those of a shard that is kept the shard, if they still follow one another."""
-    by_first = {shard.pieces[0]: shard for shard in kept}
-    place = 0
-    while place < len(pieces):
-        shard = by_first.get(pieces[place])
-        if shard is not None and tuple(pieces[place : place + len(shard.pieces)]) == shard.pieces:
-            yield shard
-            place += len(shard.pieces)
+def _split_at_kept(pieces: Sequence[Piece], kept: Iterable[Task]) -> Iterator[tuple[list[Piece], Task | None]]:
+    """Split the pieces at tasks that are kept, if a task's pieces still follow one another.
+
+    Yields:
+        The pieces before a kept task, which are in none, and the task; None at the end.
+    """
+    by_first = {task.pieces[0]: task for task in kept}
+    new_pieces: list[Piece] = []
+    index = 0
+    while index < len(pieces):
+        task = by_first.get(pieces[index])
+        if task is not None and tuple(pieces[index : index + len(task.pieces)]) == task.pieces:
+            yield new_pieces, task
+            new_pieces = []
+            index += len(task.pieces)
         else:
-            yield pieces[place]
-            place += 1
+            new_pieces.append(pieces[index])
+            index += 1
+    yield new_pieces, None

@@ -1,23 +1,22 @@
-"""OUT.summary.json: what a finished run did, for people and for the run's own command, given again."""
+"""OUT.summary.json: what a finished job did, for people and for the same command, given again."""
 
 import json
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from .. import __version__
 from ..errors import IndexedDatasetError, InputError
-from ..files import sync_file, write_whole
+from ..files import read_json_object, sync_file, write_whole
 from ..indexed_dataset.format import bin_path, idx_path
 from ..indexed_dataset.reader import IndexedDataset
 from ..tokenizers.interface import Tokenizer
 from ..tokenizers.special_tokens import token_names
-from .job import Run
-from .job_folder import difference, read_json
+from .job import Job, difference
 from .readers.input_files import SUMMARY_SUFFIX
-from .task import ShardRecord
+from .task import TaskRecord
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ class WrittenDataset:
 
 @dataclass
 class Totals:
-    """The records of all shards of a run, added up."""
+    """The records of all tasks of a job, added up."""
 
     num_documents: list[int]
     """[keys]."""
@@ -43,54 +42,59 @@ class Totals:
     """[keys]."""
     num_bad: int = 0
     text_bytes: int = 0
-    num_shards: int = 0
+    num_tasks: int = 0
     libraries: Counter = field(default_factory=Counter)
-    """How many shards each library tokenized."""
+    """How many tasks each library tokenized."""
     remarks: set[str] = field(default_factory=set)
 
     @classmethod
-    def empty(cls, num_keys: int) -> "Totals":
-        """Of no shard."""
-        return cls([0] * num_keys, [0] * num_keys, [0] * num_keys)
+    def of(cls, num_keys: int, records: Iterable[TaskRecord]) -> "Totals":
+        """The sums of all records."""
+        totals = cls([0] * num_keys, [0] * num_keys, [0] * num_keys)
+        for record in records:
+            totals._add(record)
+        return totals
 
-    def add(self, record: ShardRecord) -> None:
-        """Add one shard's."""
-        for name in ("num_documents", "num_empty", "num_tokens"):
-            setattr(self, name, list(map(sum, zip(getattr(self, name), getattr(record, name), strict=True))))
+    def _add(self, record: TaskRecord) -> None:
+        for key in range(len(self.num_documents)):
+            self.num_documents[key] += record.num_documents[key]
+            self.num_empty[key] += record.num_empty[key]
+            self.num_tokens[key] += record.num_tokens[key]
         self.num_bad += len(record.bad)
         self.text_bytes += record.amount.text_bytes
-        self.num_shards += 1
+        self.num_tasks += 1
         self.libraries[record.library] += 1
-        self.remarks |= {record.remark} - {None}
+        if record.remark is not None:
+            self.remarks.add(record.remark)
 
 
 def write_summary(
-    run: Run,
+    job: Job,
     identity: dict[str, Any],
     tokenizer: Tokenizer,
     totals: Totals,
     datasets: Sequence[IndexedDataset],
     times: dict[str, float],
 ) -> None:
-    """Write the summary, when all else is written.
+    """Write the summary, after everything else.
 
     Args:
-        times: seconds of each part of this call, and how many shards it did.
+        times: seconds of this call's steps, and how many tasks it did.
 
     Raises:
         InputError: it cannot be written.
     """
     described = {}
-    for place, (key, dataset) in enumerate(zip(run.keys, datasets, strict=True)):
+    for index, (key, dataset) in enumerate(zip(job.keys, datasets, strict=True)):
         described[key] = {
             "prefix": dataset.prefix,
             "documents": dataset.num_documents,
-            "empty_documents": totals.num_empty[place],
+            "empty_documents": totals.num_empty[index],
             "tokens": dataset.num_tokens,
             "dtype": str(dataset.dtype),
-            "bytes": _sizes(dataset.prefix),
+            "bytes": _file_sizes(dataset.prefix),
         }
-    template = run.tokenizer.template(tokenizer)
+    template = job.tokenizer.template(tokenizer)
     summary = {
         "datasets": described,
         "each_document": {
@@ -101,50 +105,52 @@ def write_summary(
         },
         "bad_documents": totals.num_bad,
         "text_bytes": totals.text_bytes,
-        "shards": totals.num_shards,
+        "shards": totals.num_tasks,
         "shards_by_library": dict(totals.libraries),
         "remarks": sorted(totals.remarks),
         "this_call": times,
         "run": identity,
         "version": __version__,
     }
-    path = run.prefix + SUMMARY_SUFFIX
+    path = job.prefix + SUMMARY_SUFFIX
     try:
         write_whole(path, json.dumps(summary, indent=2).encode())
-        sync_file(os.path.dirname(os.path.abspath(path)))  # all names, before the run's folder goes
+        sync_file(os.path.dirname(os.path.abspath(path)))  # all names, before the job's folder goes
     except OSError as error:
         raise InputError(f"{path}: cannot be written: {error.strerror}") from None
 
 
-def finished_datasets(run: Run, identity: dict[str, Any]) -> list[WrittenDataset] | None:
-    """The datasets of a run that was finished before; None if it was not, or they have changed since."""
-    summary = read_json(run.prefix + SUMMARY_SUFFIX)
-    if run.has_streams or summary is None or _run_of(summary) != identity:
+def finished_datasets(job: Job, identity: dict[str, Any]) -> list[WrittenDataset] | None:
+    """The datasets of a job that was finished before; None if it was not, or if they have changed since."""
+    summary = read_json_object(job.prefix + SUMMARY_SUFFIX)
+    if job.has_streams or summary is None or _identity_in(summary) != identity:
         return None
     try:
-        described = [summary["datasets"][key] for key in run.keys]
-        if [_sizes(prefix) for prefix in run.dataset_prefixes] != [found["bytes"] for found in described]:
+        described = [summary["datasets"][key] for key in job.keys]
+        if [_file_sizes(prefix) for prefix in job.dataset_prefixes] != [dataset["bytes"] for dataset in described]:
             return None
         return [
-            WrittenDataset(IndexedDataset(prefix), found["empty_documents"], summary["bad_documents"])
-            for prefix, found in zip(run.dataset_prefixes, described, strict=True)
+            WrittenDataset(IndexedDataset(prefix), dataset["empty_documents"], summary["bad_documents"])
+            for prefix, dataset in zip(job.dataset_prefixes, described, strict=True)
         ]
     except (KeyError, TypeError, OSError, IndexedDatasetError):
         return None
 
 
-def why_not_finished(run: Run, identity: dict[str, Any]) -> str:
-    """In what the run that was finished under this name differs, as the end of a sentence; empty if not known."""
-    summary = read_json(run.prefix + SUMMARY_SUFFIX)
-    found = summary and _run_of(summary)
-    return f"; {difference(found, identity)}" if found and found != identity else ""
+def why_not_finished(job: Job, identity: dict[str, Any]) -> str:
+    """How the job differs that was finished under this name, as the end of a sentence; empty if that is unknown."""
+    summary = read_json_object(job.prefix + SUMMARY_SUFFIX)
+    finished = summary and _identity_in(summary)
+    return f"; {difference(finished, identity)}" if finished and finished != identity else ""
 
 
-def _run_of(summary: dict[str, Any]) -> dict[str, Any] | None:
-    """The identity of a summary's run; earlier versions of this package counted their own as part of it."""
-    found = summary.get("run")
-    return {name: value for name, value in found.items() if name != "version"} if isinstance(found, dict) else None
+def _identity_in(summary: dict[str, Any]) -> dict[str, Any] | None:
+    """The identity of a summary's job, without the version that earlier versions of this package put in it."""
+    identity = summary.get("run")
+    if not isinstance(identity, dict):
+        return None
+    return {name: value for name, value in identity.items() if name != "version"}
 
 
-def _sizes(prefix: str) -> list[int]:
+def _file_sizes(prefix: str) -> list[int]:
     return [os.path.getsize(path(prefix)) for path in (bin_path, idx_path)]

@@ -1,7 +1,7 @@
-"""One shard to a folder of its own: a small dataset for each key and a record of what happened.
+"""One task to a folder of its own: a small dataset for each key, and a record of what happened.
 
-A shard's folder gets its name when it is complete, so what has the name is done, whoever made it and however often it
-was tried.
+A task's folder gets its name when it is complete. So a folder with that name is a finished task, whoever did it and
+however often it was tried.
 """
 
 import json
@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
-from functools import lru_cache, partial
+from functools import lru_cache
 
 from ..errors import InputError
 from ..files import sync_file, write_whole
@@ -20,9 +20,9 @@ from ..indexed_dataset.writer import IndexedDatasetWriter
 from ..tokenizers.fast.tokenizer import DifferentIds, FastTokenizer, NoFastTokenizer, load_fast_tokenizer
 from ..tokenizers.interface import Tokenizer, TokenizingError
 from ..tokenizers.registry import TokenizerOptions
-from .plan import Shard
+from .plan import Task
 from .progress import Amount
-from .readers.documents import BadDocument, Batch, Place
+from .readers.documents import BadDocument, Batch, Location
 from .readers.inputs import read_batches
 from .tokenization import TokenizedBatch, tokenize
 
@@ -34,21 +34,22 @@ Report = Callable[[Amount], None]
 
 
 @dataclass(frozen=True)
-class ShardWork:
-    """What is the same for all shards of a run."""
+class TaskSettings:
+    """What is the same for all tasks of a job."""
 
     folder: str
+    """Of the job."""
     keys: tuple[str, ...]
     tokenizer: TokenizerOptions
     skip_bad_documents: bool
 
 
 @dataclass
-class ShardRecord:
-    """What is known of a shard."""
+class TaskRecord:
+    """What is known about a task. Stored as JSON under the names of these fields."""
 
     num_documents: list[int]
-    """[keys]; those that were written."""
+    """[keys]; the documents that were written."""
     num_empty: list[int]
     """[keys]."""
     num_tokens: list[int]
@@ -56,128 +57,181 @@ class ShardRecord:
     num_lines: list[int]
     """[pieces]."""
     library: str
-    """What made the token ids."""
+    """The library that made the token ids."""
     remark: str | None
-    """Why the fast library did not."""
+    """Why it was not the fast library."""
     amount: Amount = field(default_factory=Amount)
     bad: list[tuple[int, BadDocument]] = field(default_factory=list)
-    """Each with the number of its piece. Lines are counted from the piece's first."""
+    """Each with the index of its piece. Lines are counted from the piece's first."""
 
     @classmethod
-    def empty(cls, num_keys: int, num_pieces: int, library: str, remark: str | None) -> "ShardRecord":
-        """The record of a shard that is begun."""
+    def empty(cls, num_keys: int, num_pieces: int, library: str, remark: str | None) -> "TaskRecord":
+        """The record of a task that has just begun."""
         return cls([0] * num_keys, [0] * num_keys, [0] * num_keys, [0] * num_pieces, library, remark)
 
-    def add(self, piece: int, batch: Batch, found: TokenizedBatch, input_bytes: float) -> Amount:
-        """Count a batch of a piece; returns how much it was."""
-        for key, texts in enumerate(found.texts):
+    def add(self, piece: int, batch: Batch, tokenized: TokenizedBatch, input_bytes: float) -> Amount:
+        """Count a batch of a piece.
+
+        Returns:
+            The amount of work in the batch.
+        """
+        for key, texts in enumerate(tokenized.texts):
             self.num_documents[key] += len(texts.lengths)
             self.num_empty[key] += texts.num_empty
             self.num_tokens[key] += len(texts.tokens)
         self.num_lines[piece] += batch.num_lines
-        self.bad += [(piece, document) for document in found.bad]
-        num_tokens = sum(len(texts.tokens) for texts in found.texts)
-        amount = Amount(found.num_documents, batch.num_bytes, num_tokens, input_bytes)
+        self.bad += [(piece, document) for document in tokenized.bad]
+        num_tokens = sum(len(texts.tokens) for texts in tokenized.texts)
+        amount = Amount(tokenized.num_documents, batch.num_bytes, num_tokens, input_bytes)
         self.amount += amount
         return amount
 
 
 class BadDocumentFound(Exception):
-    """A document cannot be used, and is not to be left out.
+    """A document cannot be used, and bad documents are not to be skipped.
 
     Args:
-        shard: number of its shard.
-        record: what is known of the shard up to the document.
+        task: the number of its task.
+        record: what is known about the task up to the document.
     """
 
-    def __init__(self, shard: int, record: ShardRecord) -> None:
-        super().__init__(shard, record)
-        self.shard, self.record = shard, record
+    def __init__(self, task: int, record: TaskRecord) -> None:
+        super().__init__(task, record)
+        self.task, self.record = task, record
 
 
-def shard_folder(folder: str, number: int) -> str:
-    """Where a finished shard is."""
+def task_folder(folder: str, number: int) -> str:
+    """The path of a finished task."""
     return os.path.join(folder, f"{number:06d}")
 
 
-def shard_prefix(folder: str, number: int, key: int) -> str:
-    """The path of a finished shard's dataset for a key, given by its number."""
-    return os.path.join(shard_folder(folder, number), str(key))
+def task_prefix(folder: str, number: int, key: int) -> str:
+    """The path of a finished task's dataset for a key, given by its number."""
+    return os.path.join(task_folder(folder, number), str(key))
 
 
-def read_record(folder: str, number: int) -> ShardRecord:
-    """The record of a finished shard.
+def read_record(folder: str, number: int) -> TaskRecord:
+    """The record of a finished task.
 
     Raises:
         InputError: it cannot be read.
     """
-    path = os.path.join(shard_folder(folder, number), RECORD)
+    path = os.path.join(task_folder(folder, number), RECORD)
     try:
         with open(path, encoding="utf-8") as file:
             values = json.load(file)
-        bad = [(piece, BadDocument(Place(*place), reason)) for piece, (place, reason) in values.pop("bad")]
-        return ShardRecord(**values | {"amount": Amount(**values["amount"]), "bad": bad})
+        bad = [(piece, BadDocument(Location(*location), reason)) for piece, (location, reason) in values.pop("bad")]
+        return TaskRecord(**values | {"amount": Amount(**values["amount"]), "bad": bad})
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise InputError(f"{path}: cannot be read ({error}); remove {shard_folder(folder, number)}") from None
+        raise InputError(f"{path}: cannot be read ({error}); remove {task_folder(folder, number)}") from None
 
 
-def write_shard(shard: Shard, report: Report, work: ShardWork) -> Callable[[], ShardRecord]:
-    """Tokenize a shard.
+class TaskWork:
+    """The work on one task: ``compute`` needs a core, ``finish`` waits for the disk.
 
     Args:
-        report: is told of each batch.
-
-    Returns:
-        What forces the shard to disk and gives it its name, unless another process did it meanwhile.
-
-    Raises:
-        BadDocumentFound: a document cannot be used, and is not to be left out.
-        InputError: an input cannot be read, or the folder cannot be written; what is returned raises it, too.
-        OptionError: the tokenizer or a library cannot be used.
-        IndexedDatasetError: the shard cannot be written; what is returned raises it, too.
+        task: what to do.
+        settings: how to do it.
     """
-    reference, fast, reason = load_tokenizers(work.tokenizer)
-    target = shard_folder(work.folder, shard.number)
-    # Containers share host names and process numbers, and a worker that was taken for lost may still write this shard.
-    temporary = f"{target}.{secrets.token_hex(8)}-{os.getpid()}.part"
-    with _disk_errors_as_ours(target), ExitStack() as unfinished:
-        unfinished.callback(shutil.rmtree, temporary, ignore_errors=True)
+
+    def __init__(self, task: Task, settings: TaskSettings) -> None:
+        self.task, self._settings = task, settings
+        self._target = task_folder(settings.folder, task.number)
+        # Containers share host names and process numbers, and a worker that seemed lost may still write this task.
+        self._temporary = f"{self._target}.{secrets.token_hex(8)}-{os.getpid()}.part"
+        self._unfinished = ExitStack()
+        """Closes and removes what is unfinished."""
+
+    def compute(self, report: Report) -> None:
+        """Tokenize the task.
+
+        Args:
+            report: is called with the amount of each batch.
+
+        Raises:
+            BadDocumentFound: a document cannot be used, and bad documents are not to be skipped.
+            InputError: an input cannot be read, or the folder cannot be written.
+            OptionError: the tokenizer or a library cannot be used.
+            IndexedDatasetError: the dataset cannot be written.
+        """
+        reference, fast, reason = load_tokenizers(self._settings.tokenizer)
+        with self._disk_errors_as_ours(), ExitStack() as unfinished:
+            unfinished.callback(shutil.rmtree, self._temporary, ignore_errors=True)
+            try:
+                self._record, self._writers = self._tokenize(fast or reference, report, reason)
+            except DifferentIds as difference:
+                remark = f"{self.task}: {difference}"
+                self._record, self._writers = self._tokenize(reference, report, remark)
+            for writer in self._writers:
+                unfinished.enter_context(writer)
+            self._unfinished = unfinished.pop_all()
+
+    def finish(self) -> TaskRecord:
+        """Force the computed task to disk and give its folder its name, unless another process did so meanwhile.
+
+        Raises:
+            InputError: the folder cannot be written.
+            IndexedDatasetError: the dataset cannot be written.
+        """
+        with self._disk_errors_as_ours(), self._unfinished:
+            for writer in self._writers:
+                writer.finalize()
+            write_whole(os.path.join(self._temporary, RECORD), json.dumps(asdict(self._record)).encode())
+            sync_file(self._temporary)
+            try:
+                os.rename(self._temporary, self._target)
+            except OSError:
+                if not os.path.exists(os.path.join(self._target, RECORD)):  # no other process did the task
+                    raise
+        return self._record
+
+    @contextmanager
+    def _disk_errors_as_ours(self) -> Iterator[None]:
         try:
-            record, writers = _fill(temporary, shard, work, fast or reference, report, reason)
-        except DifferentIds as difference:
-            record, writers = _fill(temporary, shard, work, reference, report, f"{shard}: {difference}")
-        for writer in writers:
-            unfinished.enter_context(writer)
-        return partial(_finish, unfinished.pop_all(), temporary, target, record, writers)
+            yield
+        except OSError as error:
+            raise InputError(f"{error.filename or self._target}: cannot be written: {error.strerror}") from None
 
+    def _tokenize(
+        self, tokenizer: Tokenizer, report: Report, remark: str | None
+    ) -> tuple[TaskRecord, list[IndexedDatasetWriter]]:
+        """Write the task's tokens to the temporary folder, from the beginning.
 
-def _finish(
-    unfinished: ExitStack, temporary: str, target: str, record: ShardRecord, writers: list[IndexedDatasetWriter]
-) -> ShardRecord:
-    with _disk_errors_as_ours(target), unfinished:
-        for writer in writers:
-            writer.finalize()
-        write_whole(os.path.join(temporary, RECORD), json.dumps(asdict(record)).encode())
-        sync_file(temporary)
-        try:
-            os.rename(temporary, target)
-        except OSError:
-            if not os.path.exists(os.path.join(target, RECORD)):  # it is not that another process did the shard
-                raise
-    return record
+        Returns:
+            The record, and for each key a writer that is to be finalized.
 
-
-@contextmanager
-def _disk_errors_as_ours(target: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise InputError(f"{error.filename or target}: cannot be written: {error.strerror}") from None
+        Raises:
+            DifferentIds: the fast tokenizer's ids differ from the reference's.
+        """
+        shutil.rmtree(self._temporary, ignore_errors=True)
+        os.makedirs(self._temporary)
+        keys, pieces = self._settings.keys, self.task.pieces
+        library = "gigatoken" if isinstance(tokenizer, FastTokenizer) else type(tokenizer).__name__
+        record = TaskRecord.empty(len(keys), len(pieces), library, remark)
+        dtype, template = optimal_dtype(tokenizer.vocab_size), self._settings.tokenizer.template(tokenizer)
+        with ExitStack() as stack:
+            paths = [os.path.join(self._temporary, str(key)) for key in range(len(keys))]
+            writers = [stack.enter_context(IndexedDatasetWriter(path, dtype)) for path in paths]
+            for number, piece in enumerate(pieces):
+                share_before = 0.0
+                for batch, share in read_batches(piece, keys):
+                    tokenized = tokenize(batch, keys, tokenizer, template)
+                    _compare(tokenizer, tokenized)
+                    for writer, texts in zip(writers, tokenized.texts, strict=True):
+                        writer.add(texts.tokens, texts.lengths)
+                    report(record.add(number, batch, tokenized, (share - share_before) * piece.num_bytes))
+                    share_before = share
+                    if record.bad and not self._settings.skip_bad_documents:
+                        raise BadDocumentFound(self.task.number, record)
+            stack.pop_all()
+        return record, writers
 
 
 @lru_cache(maxsize=1)
 def load_tokenizers(options: TokenizerOptions) -> tuple[Tokenizer, FastTokenizer | None, str | None]:
-    """The reference, and the fast tokenizer or why there is none. Loaded once in a process and its forks.
+    """The reference, and the fast tokenizer or the reason why it cannot be used.
+
+    They are loaded once in a process and its forks.
 
     Raises:
         OptionError: the reference cannot be loaded.
@@ -189,39 +243,8 @@ def load_tokenizers(options: TokenizerOptions) -> tuple[Tokenizer, FastTokenizer
         return reference, None, str(reason)
 
 
-def _fill(
-    folder: str, shard: Shard, work: ShardWork, tokenizer: Tokenizer, report: Report, remark: str | None
-) -> tuple[ShardRecord, list[IndexedDatasetWriter]]:
-    """Write a shard's tokens to a folder, anew; returns writers that are to be finalized, for each key.
-
-    Raises:
-        DifferentIds: the fast tokenizer gives other ids than the reference.
-    """
-    shutil.rmtree(folder, ignore_errors=True)
-    os.makedirs(folder)
-    library = "gigatoken" if isinstance(tokenizer, FastTokenizer) else type(tokenizer).__name__
-    record = ShardRecord.empty(len(work.keys), len(shard.pieces), library, remark)
-    dtype, template = optimal_dtype(tokenizer.vocab_size), work.tokenizer.template(tokenizer)
-    with ExitStack() as stack:
-        paths = [os.path.join(folder, str(key)) for key in range(len(work.keys))]
-        writers = [stack.enter_context(IndexedDatasetWriter(path, dtype)) for path in paths]
-        for number, piece in enumerate(shard.pieces):
-            share_before = 0.0
-            for batch, share in read_batches(piece, work.keys):
-                found = tokenize(batch, work.keys, tokenizer, template)
-                _compare(tokenizer, found)
-                for writer, texts in zip(writers, found.texts, strict=True):
-                    writer.add(texts.tokens, texts.lengths)
-                report(record.add(number, batch, found, (share - share_before) * piece.num_bytes))
-                share_before = share
-                if record.bad and not work.skip_bad_documents:
-                    raise BadDocumentFound(shard.number, record)
-        stack.pop_all()
-    return record, writers
-
-
 def _compare(tokenizer: Tokenizer, batch: TokenizedBatch) -> None:
-    """Compare the start of one document of the batch with the reference, where the tokenizer is the fast one."""
+    """Compare the start of one document of the batch with the reference, if the tokenizer is the fast one."""
     if isinstance(tokenizer, FastTokenizer):
         with suppress(TokenizingError):  # of the start alone: all of it could be encoded
             tokenizer.check([text[:COMPARED_CHARACTERS] for text in batch.sample])

@@ -54,7 +54,7 @@ def tokenize(batch: Batch, keys: Sequence[str], tokenizer: Tokenizer, template: 
         texts = _tokenize_records(records, len(keys), tokenizer, template)
     except TokenizingError:
         records, more_bad = _encodable(records, tokenizer)
-        bad = sorted([*bad, *more_bad], key=lambda document: document.place.row or document.place.line)
+        bad = sorted([*bad, *more_bad], key=lambda document: document.location.row or document.location.line)
         texts = _tokenize_records(records, len(keys), tokenizer, template)
     sample = tuple(records[len(records) // 2].texts) if records else ()
     return TokenizedBatch(texts, tuple(bad), num_documents, sample)
@@ -85,5 +85,5 @@ def _encodable(records: list[Record], tokenizer: Tokenizer) -> tuple[list[Record
             tokenizer.encode_batch(record.texts)
             good.append(record)
         except TokenizingError as error:
-            bad.append(BadDocument(record.place, f"the tokenizer's library cannot encode it: {first_line(error)}"))
+            bad.append(BadDocument(record.location, f"the tokenizer's library cannot encode it: {first_line(error)}"))
     return good, bad

@@ -1,326 +1,356 @@
-"""Input files to PREFIX.bin/.idx: shards are tokenized by workers, joined in order, and checked from what is on disk.
+"""A job from input files to PREFIX.bin/.idx, in six steps: plan, skip finished tasks, execute, join, verify, publish.
 
-The order of documents is the order of the files and of the documents in them, whatever the number of workers. What is
-done stays in a folder beside the datasets until they are finished: the same call goes on after a kill at any moment,
-and does nothing when all is done.
+Documents keep the order of the files and of the documents in them, whatever the number of workers. Finished work stays
+in a folder beside the datasets until they are finished: the same call resumes after a kill at any moment, and does
+nothing when the job is finished. Datasets are checked from what is on disk before they get their names.
 """
 
 import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
 from ..errors import IndexedDatasetError, InputError, OptionError
 from ..indexed_dataset.format import bin_path, idx_path, optimal_dtype
 from ..indexed_dataset.reader import IndexedDataset
+from ..indexed_dataset.verify import verify_tokens
 from ..indexed_dataset.writer import move_files
 from ..progress import Progress, without_progress
 from ..sequence_index.key import index_directory
-from .bad_documents import BadDocuments, bad_documents
+from ..tokenizers.special_tokens import DocumentTemplate
+from .bad_documents import BadDocumentsFile, bad_documents
 from .executors.processes import run_in_processes
-from .job import Run
-from .job_folder import SUFFIX, RunFolder
-from .joiner import ShardJoiner, is_joined, joined_bytes, take_out
-from .plan import Shard, input_bytes, part_of, plan_shards
+from .job import Job
+from .job_folder import SUFFIX, JobFolder
+from .joiner import TaskJoiner, take_out_moved
+from .plan import Task, input_bytes, part_of, plan_tasks
 from .progress import Meter
-from .readers.documents import Place
+from .readers.documents import Location
 from .readers.input_files import BAD_DOCUMENTS_SUFFIX
-from .replanning import InputChanges, kept_shards, plan_again, refuse_to_lose
+from .replanning import InputChanges, kept_tasks, plan_again, refuse_to_lose
 from .summary import Totals, WrittenDataset, finished_datasets, why_not_finished, write_summary
-from .task import BadDocumentFound, ShardRecord, ShardWork, load_tokenizers, read_record, shard_prefix, write_shard
-from .verification import verify_documents
+from .task import BadDocumentFound, TaskRecord, TaskSettings, TaskWork, load_tokenizers, read_record
 
-Executor = Callable[..., Iterator[tuple[Shard, ShardRecord]]]
-"""As ``run_in_processes``: takes a function, its tasks, and ``report``, which is told how much is done."""
+Executor = Callable[..., Iterator[tuple[Task, TaskRecord]]]
+"""As ``run_in_processes``: takes what makes the work on a task, the tasks, and ``report``."""
 
 
 def write_datasets(
-    run: Run, execute: Executor = partial(run_in_processes, workers=1), progress: Progress = without_progress
+    job: Job, executor: Executor = partial(run_in_processes, workers=1), progress: Progress = without_progress
 ) -> list[WrittenDataset]:
     """Tokenize input files into a dataset for each key: all of them, or none.
 
     Args:
-        execute: does the shards, in whatever order.
+        executor: does the tasks, in any order.
 
     Raises:
-        OptionError: the tokenizer or an input's library cannot be used, a dataset is there already, or another run was
-            begun and not finished.
+        OptionError: the tokenizer or an input's library cannot be used, a dataset exists, or another job's work is
+            unfinished.
         InputError: a document or file is bad, or there is no document at all. No dataset is left behind.
-        IndexedDatasetError: a dataset cannot be written, or what is on disk is not right. No dataset is left behind.
+        IndexedDatasetError: a dataset cannot be written, or is wrong on disk. No dataset is left behind.
     """
     load_tokenizers.cache_clear()  # the file may have changed since an earlier call
-    identity = run.identity(load_tokenizers(run.tokenizer)[0])
-    folder = RunFolder(run.prefix + SUFFIX, identity, run.overwrite)
-    if not run.overwrite:
-        if written := finished_datasets(run, identity):
+    identity = job.identity(load_tokenizers(job.tokenizer)[0])
+    folder = JobFolder(job.prefix + SUFFIX, identity, job.overwrite)
+    if not job.overwrite:
+        if datasets := finished_datasets(job, identity):
             folder.remove()
-            return written
-        if not folder.is_of_this_run():
-            refuse_to_replace(run.dataset_prefixes, why_not_finished(run, identity))
-    with folder:
-        if run.has_streams:
-            if folder.plan and folder.changes and not run.overwrite:
-                refuse_to_lose(folder.plan, folder.changes, folder.finished(), folder.path)
-            folder.clear()  # what came through a pipe cannot be compared with what comes now
-            folder.set_plan([])
-        return _Writing(run, identity, folder).write(execute, progress)
-
-
-def _is_there(prefix: str) -> bool:
-    """Whether writing a dataset would replace one. A .bin without its .idx may be what a killed run left."""
-    if os.path.exists(idx_path(prefix)) or os.path.exists(index_directory(prefix)):
-        return True
-    return os.path.exists(bin_path(prefix)) and not os.path.exists(idx_path(prefix) + ".part")
+            return datasets
+        if not folder.is_of_this_job():
+            refuse_to_replace(job.dataset_prefixes, why_not_finished(job, identity))
+    with folder, _Steps(job, identity, folder) as steps:
+        tasks = steps.plan()
+        unfinished = steps.skip_finished(tasks)
+        steps.execute(unfinished, executor)
+        steps.join(progress)
+        steps.verify(progress)
+        return steps.publish()
 
 
 def refuse_to_replace(prefixes: Sequence[str], why: str = "") -> None:
-    """Refuse to write datasets where there are some.
+    """Refuse to write datasets that exist.
 
     Args:
-        why: in what they differ from those to be written.
+        why: how they differ from those to be written.
 
     Raises:
-        OptionError: there is one.
+        OptionError: a dataset exists.
     """
     for prefix in prefixes:
-        if _is_there(prefix):
+        if _exists(prefix):
             raise OptionError(
                 f"{prefix}: a dataset of this name exists{why}; choose another --output-prefix, give --overwrite, or "
                 f"build its sequence indexes with --indexed {prefix}"
             )
 
 
-class _Writing:
-    """One call's way from shards to datasets."""
+def _exists(prefix: str) -> bool:
+    """Whether writing a dataset would replace one. A killed process may leave a .bin without its .idx."""
+    if os.path.exists(idx_path(prefix)) or os.path.exists(index_directory(prefix)):
+        return True
+    return os.path.exists(bin_path(prefix)) and not os.path.exists(idx_path(prefix) + ".part")
 
-    def __init__(self, run: Run, identity: dict[str, Any], folder: RunFolder) -> None:
-        self._run, self._identity, self._folder = run, identity, folder
-        self._shards: list[Shard] = []
-        """All shards of the input that are known, those of other jobs too."""
-        self._own: list[int] = []
-        """The numbers of this run's."""
-        self._remarks: set[str | None] = {None}
-        self._joined = [folder.joined_prefix(key) for key in range(len(run.keys))]
-        self._tokenizer, _, reason = load_tokenizers(run.tokenizer)
-        self._template = run.tokenizer.template(self._tokenizer)
-        for warning in run.tokenizer.warnings(self._tokenizer):
-            print(f"warning: {warning}", file=sys.stderr, flush=True)
+
+class _Steps:
+    """The steps of one job, in the order in which they are called, and what they share."""
+
+    def __init__(self, job: Job, identity: dict[str, Any], folder: JobFolder) -> None:
+        self._job, self._identity, self._folder = job, identity, folder
+        self._joined = [folder.joined_prefix(key) for key in range(len(job.keys))]
+        self._own_tasks: list[Task] = []
+        """This job's, in order."""
+        self._all_tasks = self._own_tasks
+        """All tasks of the input. Of a part, also those of the other parts' jobs."""
+        self._num_done = 0
+        self._remarks: set[str] = set()
+        self._stack = ExitStack()
+
+    def __enter__(self) -> "_Steps":
+        self._tokenizer, _, reason = load_tokenizers(self._job.tokenizer)
+        self._template = self._job.tokenizer.template(self._tokenizer)
+        self._dtype = optimal_dtype(self._tokenizer.vocab_size)
+        for warning in self._job.tokenizer.warnings(self._tokenizer):
+            _say(f"warning: {warning}")
         self._say_once(reason)
+        self._meter = self._stack.enter_context(Meter(input_bytes(self._job.paths)))
+        self._joiner = self._stack.enter_context(TaskJoiner(self._folder.path, self._joined, self._dtype))
+        return self
 
-    def write(self, execute: Executor, progress: Progress) -> list[WrittenDataset]:
-        run = self._run
-        with (
-            Meter(input_bytes(run.paths)) as meter,
-            ShardJoiner(self._folder.path, self._joined, self._dtype) as joiner,
-            BadDocuments(run.prefix + BAD_DOCUMENTS_SUFFIX, run.skip_bad_documents, self._folder.path) as bad,
-        ):
-            times = {"shards": self._do_shards(execute, meter, joiner), "tokenizing_seconds": meter.seconds}
-            self._refuse_changed_inputs()
-            totals = Totals.empty(len(run.keys))
-            for number in self._own:
-                totals.add(read_record(self._folder.path, number))
-            self._refuse_none(totals)
-            bad.add(bad_documents(self._shards, self._record_of))
-            if not self._folder.is_verified:
-                self._finish(joiner, progress)
-            datasets = self._publish()
-            bad.finalize()
-            times["seconds"] = meter.seconds
-        write_summary(run, self._identity, self._tokenizer, totals, datasets, times)
-        self._folder.remove()
-        return [WrittenDataset(*found, totals.num_bad) for found in zip(datasets, totals.num_empty, strict=True)]
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
 
-    @property
-    def _dtype(self) -> type:
-        """Of a token on disk."""
-        return optimal_dtype(self._tokenizer.vocab_size)
+    def plan(self) -> Iterable[Task]:
+        """This job's tasks, in order. Tasks of a stream come as it is read; those of files are planned once."""
+        if self._job.has_streams:
+            return self._plan_streams()
+        self._all_tasks = self._plan_files()
+        part = self._job.part
+        own = self._all_tasks if part is None else part_of(self._all_tasks, *part)
+        return [self._announced(task) for task in own]
 
-    def _say_once(self, remark: str | None) -> None:
-        """Say why the fast library is not used, for all shards or one."""
-        if remark not in self._remarks:
-            self._remarks.add(remark)
-            line = f"tokenizing without gigatoken: the tokens are the same, but it takes longer. The reason: {remark}"
-            print(line, file=sys.stderr, flush=True)
+    def skip_finished(self, tasks: Iterable[Task]) -> Iterable[Task]:
+        """The tasks that are not finished. The others are handed to the joiner."""
+        if self._job.has_streams:
+            return tasks
+        finished = self._folder.finished()
+        unfinished = []
+        for task in tasks:
+            if task.number in finished:
+                self._take_finished(task)
+            else:
+                unfinished.append(task)
+        return unfinished
 
-    def _do_shards(self, execute: Executor, meter: Meter, joiner: ShardJoiner) -> int:
-        """Write all shards that are not done; returns their number."""
-        run = self._run
-        work = ShardWork(self._folder.path, run.keys, run.tokenizer, run.skip_bad_documents)
-        number = 0
+    def execute(self, tasks: Iterable[Task], executor: Executor) -> None:
+        """Do the tasks, and hand each to the joiner when it is finished."""
+        job = self._job
+        settings = TaskSettings(self._folder.path, job.keys, job.tokenizer, job.skip_bad_documents)
         try:
-            for shard, record in execute(partial(write_shard, work=work), self._to_do(meter, joiner), report=meter.add):
-                number += 1
-                joiner.add(shard.number, record, is_new=True)
+            for task, record in executor(partial(TaskWork, settings=settings), tasks, report=self._meter.add):
+                self._num_done += 1
+                self._joiner.add(task.number, record, is_new=True)
                 self._say_once(record.remark)
-                for piece in shard.pieces:
-                    if piece.segment:
-                        os.remove(piece.segment)
-        except BadDocumentFound as found:
-            self._refuse_bad(found)
-        return number
+                _remove_segments(task)
+        except BadDocumentFound as error:
+            raise self._bad_document(error) from None
+        self._tokenizing_seconds = self._meter.seconds
+        self._refuse_changed_inputs()
+        self._totals = Totals.of(len(job.keys), (read_record(self._folder.path, t.number) for t in self._own_tasks))
+        self._refuse_no_documents()
 
-    def _to_do(self, meter: Meter, joiner: ShardJoiner) -> Iterator[Shard]:
-        """This run's shards that are not done."""
-        planned = self._planned()
-        done, is_verified = self._folder.finished(), self._folder.is_verified
-        for shard in planned:
-            self._own.append(shard.number)
-            if not is_verified:
-                joiner.announce(shard.number)
-            if shard.number not in done:
-                yield shard
-                continue
-            record = read_record(self._folder.path, shard.number)
-            if record.bad and not self._run.skip_bad_documents:
-                raise BadDocumentFound(shard.number, record)
-            if not is_verified:
-                joiner.add(shard.number, record, is_new=False)
-            meter.skip(shard.num_bytes)
+    def join(self, progress: Progress) -> None:
+        """Finish the joined datasets, whose tokens were copied while tasks were done."""
+        if not self._folder.is_verified:
+            self._joiner.finish(progress)
 
-    def _planned(self) -> Iterable[Shard]:
-        if self._run.has_streams:
-            return self._planned_streams()
-        self._shards = self._planned_files()
-        return self._shards if self._run.part is None else part_of(self._shards, *self._run.part)
+    def verify(self, progress: Progress) -> None:
+        """Check every token of the joined datasets on disk.
 
-    def _planned_streams(self) -> Iterator[Shard]:
-        for shard in plan_shards(self._run.paths, self._folder.path):
-            self._shards.append(shard)
-            yield shard
-
-    def _planned_files(self) -> list[Shard]:
-        """All shards of files: those that were planned before, and of inputs that have changed others."""
-        folder = self._folder
-        if folder.plan is None:
-            folder.set_plan(list(plan_shards(self._run.paths, folder.path)))
-        elif folder.changes is not None:
-            self._plan_again(folder.plan, folder.changes)
-        return folder.plan
-
-    def _plan_again(self, before: list[Shard], changes: InputChanges) -> None:
-        """Keep the shards of files that have not changed, and plan the others again."""
-        folder, finished = self._folder, self._folder.finished()
-        if not self._run.overwrite:
-            refuse_to_lose(before, changes, finished, folder.path)
-        kept = kept_shards(before, changes.unchanged, finished)
-        shards = plan_again(self._run.paths, before, kept, changes.unchanged)
-        sizes = self._take_out_of_order(before, shards)
-        folder.set_plan(shards, sizes)
-        again = len(finished) - sum(shard.number in finished for shard in shards)
-        print(
-            f"{folder.path}: its inputs have changed since: {changes}. {len(finished) - again} of {len(finished)} "
-            "finished shards are kept, the others done again",
-            file=sys.stderr,
-            flush=True,
-        )
-
-    def _take_out_of_order(self, before: list[Shard], shards: list[Shard]) -> dict[str, int]:
-        """Take shards that are kept and were joined out of the datasets that grow, but for those that both plans begin
-        with.
-
-        Returns:
-            What is left of the files of these datasets, in bytes, by their names.
+        Raises:
+            IndexedDatasetError: a dataset is wrong. The finished tasks are removed: they would give the same again.
         """
-        numbers, num_keys = {shard.number for shard in shards}, len(self._run.keys)
-        sizes: dict[str, int] = {}
-        documents, tokens = [0] * num_keys, [0] * num_keys
-        is_in_order = True
-        for place, shard in enumerate(before[: self._num_joined(before)]):
-            record = read_record(self._folder.path, shard.number)
-            is_in_order = is_in_order and place < len(shards) and shards[place].number == shard.number
-            for key in range(num_keys):
-                first = documents[key], tokens[key]
-                documents[key] += record.num_documents[key]
-                tokens[key] += record.num_tokens[key]
-                if not is_in_order and shard.number in numbers:
-                    ranges = range(first[0], documents[key]), range(first[1], tokens[key])
-                    part = shard_prefix(self._folder.path, shard.number, key)
-                    take_out(self._joined[key], part, self._dtype, *ranges)
-            if is_in_order:
-                sizes = self._sizes(documents, tokens)
-        return sizes or self._sizes([0] * num_keys, [0] * num_keys)
-
-    def _num_joined(self, shards: list[Shard]) -> int:
-        """How many of the first shards are in the datasets that grow."""
-        folder, num_keys = self._folder, len(self._run.keys)
-        finished = [folder.is_finished(shard.number) for shard in shards]
-        joined = [
-            place
-            for place, shard in enumerate(shards)
-            if finished[place] and is_joined(folder.path, shard.number, num_keys)
-        ]
-        number = joined[-1] + 1 if joined else 0
-        if not all(finished[:number]):
-            raise InputError(f"{folder.path}: a shard before one that was joined is lost; remove this folder")
-        return number
-
-    def _sizes(self, documents: Sequence[int], tokens: Sequence[int]) -> dict[str, int]:
-        return {
-            os.path.basename(prefix) + ending: size
-            for prefix, *numbers in zip(self._joined, documents, tokens, strict=True)
-            for ending, size in joined_bytes(*numbers, self._dtype).items()
-        }
-
-    def _record_of(self, number: int) -> ShardRecord | None:
-        return read_record(self._folder.path, number) if self._folder.is_finished(number) else None
-
-    def _refuse_bad(self, found: BadDocumentFound) -> None:
-        records = {found.shard: found.record}
-        numbers = [shard.number for shard in self._shards]
-        shards = self._shards[: numbers.index(found.shard) + 1]
-        document = next(bad_documents(shards, lambda number: records.get(number) or self._record_of(number)))
-        raise InputError(f"{document} (--skip-bad-documents leaves such documents out)") from None
-
-    def _refuse_changed_inputs(self) -> None:
-        """Refuse datasets of files that changed while they were read, as one does that is still written."""
-        changes = InputChanges.between(self._identity["inputs"], self._run.inputs())
-        if changes.now != changes.before:
-            raise InputError(
-                f"inputs changed while they were read: {changes}. Give the same command again when they are complete"
-            )
-
-    def _refuse_none(self, totals: Totals) -> None:
-        """Refuse to write a dataset without a document, unless other jobs may have some."""
-        if self._run.part is not None:
+        if self._folder.is_verified:
             return
-        for place, key in enumerate(self._run.keys):
-            if not totals.num_documents[place]:
-                bad = next(bad_documents(self._shards, self._record_of), None)
-                self._folder.remove()
-                raise InputError(
-                    f"{_names(self._run.paths)}: 0 documents with text under {key!r} ({totals.num_empty[place]} empty "
-                    f"ones, {totals.num_bad} bad ones); nothing to write"
-                    + (f"; the first bad one: {bad}" if bad else "")
-                )
-
-    def _finish(self, joiner: ShardJoiner, progress: Progress) -> None:
-        """Join what is not yet joined, and check the datasets."""
-        joiner.finish(progress)
         eod = self._tokenizer.eod if self._template.ends_in(self._tokenizer.eod) else None
         try:
             for prefix in self._joined:
                 verify_documents(prefix, self._tokenizer.vocab_size, eod, progress, self._template)
         except IndexedDatasetError:
-            self._folder.remove()  # its shards would give the same again
+            self._folder.remove()
             raise
         self._folder.set_verified()
 
-    def _publish(self) -> list[IndexedDataset]:
-        """Give the datasets their names, where a run that was killed has not."""
-        for joined, prefix in zip(self._joined, self._run.dataset_prefixes, strict=True):
+    def publish(self) -> list[WrittenDataset]:
+        """Give the datasets their names, write what belongs beside them, and remove the job's folder."""
+        job = self._job
+        bad = BadDocumentsFile(job.prefix + BAD_DOCUMENTS_SUFFIX, self._folder.path) if job.skip_bad_documents else None
+        if bad:
+            bad.write(bad_documents(self._all_tasks, self._record_of))
+        datasets = self._name_datasets()
+        if bad:
+            bad.publish()
+        times = {
+            "shards": self._num_done,
+            "tokenizing_seconds": self._tokenizing_seconds,
+            "seconds": self._meter.seconds,
+        }
+        write_summary(job, self._identity, self._tokenizer, self._totals, datasets, times)
+        self._folder.remove()
+        num_bad = self._totals.num_bad
+        return [
+            WrittenDataset(dataset, num_empty, num_bad)
+            for dataset, num_empty in zip(datasets, self._totals.num_empty, strict=True)
+        ]
+
+    def _plan_streams(self) -> Iterator[Task]:
+        folder = self._folder
+        if folder.plan and folder.changes and not self._job.overwrite:
+            refuse_to_lose(folder.plan, folder.changes, folder.finished(), folder.path)
+        folder.clear()  # what came through a pipe cannot be compared with what comes now
+        folder.set_plan([])
+        return map(self._announced, plan_tasks(self._job.paths, folder.path))
+
+    def _plan_files(self) -> list[Task]:
+        """All tasks of files: those that were planned before, and new ones for inputs that have changed."""
+        folder = self._folder
+        if folder.plan is None:
+            tasks = list(plan_tasks(self._job.paths, folder.path))
+            folder.set_plan(tasks)
+            return tasks
+        return folder.plan if folder.changes is None else self._plan_again(folder.plan, folder.changes)
+
+    def _plan_again(self, before: list[Task], changes: InputChanges) -> list[Task]:
+        """Keep the finished tasks of files that have not changed, and plan the others again."""
+        folder, finished = self._folder, self._folder.finished()
+        if not self._job.overwrite:
+            refuse_to_lose(before, changes, finished, folder.path)
+        kept = kept_tasks(before, changes.unchanged, finished)
+        tasks = plan_again(self._job.paths, before, kept, changes.unchanged)
+        sizes = take_out_moved(folder.path, self._joined, self._dtype, before, tasks)
+        folder.set_plan(tasks, sizes)
+        num_kept = sum(task.number in finished for task in tasks)
+        _say(
+            f"{folder.path}: its inputs have changed since: {changes}. {num_kept} of {len(finished)} finished tasks "
+            "are kept, the others done again"
+        )
+        return tasks
+
+    def _announced(self, task: Task) -> Task:
+        """Note a task of this job; documents are joined in the order of these calls."""
+        self._own_tasks.append(task)
+        if not self._folder.is_verified:
+            self._joiner.announce(task.number)
+        return task
+
+    def _take_finished(self, task: Task) -> None:
+        """Hand a task that was finished before to the joiner."""
+        record = read_record(self._folder.path, task.number)
+        if record.bad and not self._job.skip_bad_documents:
+            raise self._bad_document(BadDocumentFound(task.number, record))
+        if not self._folder.is_verified:
+            self._joiner.add(task.number, record, is_new=False)
+        self._meter.skip(task.num_bytes)
+
+    def _say_once(self, remark: str | None) -> None:
+        """Say why the fast library is not used, for all tasks or one."""
+        if remark is not None and remark not in self._remarks:
+            self._remarks.add(remark)
+            _say(f"tokenizing without gigatoken: the tokens are the same, but it takes longer. The reason: {remark}")
+
+    def _record_of(self, number: int) -> TaskRecord | None:
+        return read_record(self._folder.path, number) if self._folder.is_finished(number) else None
+
+    def _bad_document(self, error: BadDocumentFound) -> InputError:
+        """What to raise: names the first bad document that is known, with its line."""
+        numbers = [task.number for task in self._all_tasks]
+        tasks = self._all_tasks[: numbers.index(error.task) + 1]
+        records = {error.task: error.record}
+        document = next(bad_documents(tasks, lambda number: records.get(number) or self._record_of(number)))
+        return InputError(f"{document} (--skip-bad-documents leaves such documents out)")
+
+    def _refuse_changed_inputs(self) -> None:
+        """Refuse datasets of files that changed while they were read, as a file does that is still being written."""
+        changes = InputChanges.between(self._identity["inputs"], self._job.inputs())
+        if changes.now != changes.before:
+            raise InputError(
+                f"inputs changed while they were read: {changes}. Give the same command again when they are complete"
+            )
+
+    def _refuse_no_documents(self) -> None:
+        """Refuse to write a dataset without a document, unless the jobs of other parts may have some."""
+        if self._job.part is not None:
+            return
+        totals = self._totals
+        for index, key in enumerate(self._job.keys):
+            if not totals.num_documents[index]:
+                bad = next(bad_documents(self._all_tasks, self._record_of), None)
+                self._folder.remove()
+                raise InputError(
+                    f"{_names(self._job.paths)}: 0 documents with text under {key!r} ({totals.num_empty[index]} empty "
+                    f"ones, {totals.num_bad} bad ones); nothing to write"
+                    + (f"; the first bad one: {bad}" if bad else "")
+                )
+
+    def _name_datasets(self) -> list[IndexedDataset]:
+        """Give the joined datasets their names, as far as a killed call has not."""
+        for joined, prefix in zip(self._joined, self._job.dataset_prefixes, strict=True):
             if not os.path.exists(idx_path(joined)):
                 continue
-            has_name = not os.path.exists(bin_path(joined))
+            bin_has_name = not os.path.exists(bin_path(joined))
             try:
                 shutil.rmtree(index_directory(prefix), ignore_errors=True)  # of the dataset that is replaced
-                move_files(bin_path(prefix if has_name else joined), idx_path(joined), prefix)
+                move_files(bin_path(prefix if bin_has_name else joined), idx_path(joined), prefix)
             except OSError as error:
                 raise IndexedDatasetError(f"{error.filename or prefix}: cannot be renamed: {error.strerror}") from None
-        return [IndexedDataset(prefix) for prefix in self._run.dataset_prefixes]
+        return [IndexedDataset(prefix) for prefix in self._job.dataset_prefixes]
+
+
+def verify_documents(
+    prefix: str,
+    vocab_size: int,
+    eod: int | None = None,
+    progress: Progress = without_progress,
+    template: DocumentTemplate | None = None,
+) -> IndexedDataset:
+    """Check every token of a dataset, in constant memory.
+
+    Args:
+        eod: the token that must end every document and occur nowhere else; None for none.
+        template: the special tokens around each document, with ``eod`` at its end: documents must begin as it says, and
+            the EOD may occur there, too. None for the EOD alone.
+
+    Returns:
+        The dataset, opened.
+
+    Raises:
+        IndexedDatasetError: a token is outside the vocabulary, a document does not begin with BOS or does not end in
+            EOD, holds an EOD elsewhere, or the files cannot be read.
+    """
+    dataset = IndexedDataset(prefix)
+    template = template or DocumentTemplate(after=() if eod is None else (eod,))
+    num_eods = verify_tokens(dataset, vocab_size, eod, progress, template.before)
+    if eod is not None and num_eods != dataset.num_documents * template.count(eod):
+        raise IndexedDatasetError(
+            f"{bin_path(prefix)}: holds {num_eods} EOD tokens ({eod}) in {dataset.num_documents} documents; the "
+            "tokenizer makes one of a text: please report this tokenizer"
+        )
+    return dataset
+
+
+def _remove_segments(task: Task) -> None:
+    """Remove the files that data from a pipe was written to."""
+    for piece in task.pieces:
+        if piece.segment:
+            os.remove(piece.segment)
 
 
 def _names(paths: Sequence[str]) -> str:
-    names = [Place(path).name for path in paths[:3]]
+    names = [Location(path).name for path in paths[:3]]
     return ", ".join(names) + (f" and {len(paths) - 3} more files" if len(paths) > 3 else "")
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

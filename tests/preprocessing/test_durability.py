@@ -17,8 +17,8 @@ from megatron_bfp.preprocessing import plan
 
 @pytest.fixture
 def run(tmp_path, tokenizer_file, monkeypatch):
-    """Run the command in this process on a file of three shards with a bad line and two keys."""
-    for name in ("SMALL_SHARD", "SMALLEST_SHARD"):
+    """Run the command in this process on a file of three tasks with a bad line and two keys."""
+    for name in ("SMALL_TASK", "SMALLEST_TASK"):
         monkeypatch.setattr(plan, name, 3_000)
     lines = [json.dumps({"text": f"document {number} " * 5, "b": "b"}) for number in range(80)]
     (tmp_path / "in.jsonl").write_text("\n".join([*lines[:50], "bad", *lines[50:]]))
@@ -42,13 +42,13 @@ def test_everything_is_forced_to_disk_before_it_gets_its_name(run, tmp_path):
     written += [tmp_path / f"out_{key}_document.{kind}" for key in ("text", "b") for kind in ("bin", "idx")]
     assert all(disk.is_forced(path) for path in written)  # also what was not flushed when it was forced
     named = {os.path.relpath(path, tmp_path) for kind, path in disk.events if kind == "name"}
-    shards = {f"out.shards/{number:06d}" for number in range(3)}
+    tasks = {f"out.shards/{number:06d}" for number in range(3)}
     datasets = {f"out_{key}_document.{kind}" for key in ("text", "b") for kind in ("bin", "idx")}
-    assert named >= shards | datasets | {"out.summary.json", "out.bad.jsonl", "out.shards/run", "out.shards/verified"}
+    assert named >= tasks | datasets | {"out.summary.json", "out.bad.jsonl", "out.shards/run", "out.shards/verified"}
 
 
 def test_the_run_s_folder_goes_when_all_names_are_on_disk(run, tmp_path):
-    """Its shards are all there is of the datasets until then."""
+    """Its tasks are all there is of the datasets until then."""
     _, disk = run()
     removed = disk.index("remove", "out.shards/run")
     forced = max(place for place in range(removed) if disk.events[place] == ("force", str(tmp_path)))
@@ -59,7 +59,7 @@ def test_the_run_s_folder_goes_when_all_names_are_on_disk(run, tmp_path):
     assert ("force", str(tmp_path / "out.shards")) in disk.events[verified:first]
 
 
-def test_a_finished_shard_is_on_disk_with_its_record(run, tmp_path):
+def test_a_finished_task_is_on_disk_with_its_record(run, tmp_path):
     _, disk = run()
     for number in range(3):
         named = disk.events.index(("name", str(tmp_path / "out.shards" / f"{number:06d}")))

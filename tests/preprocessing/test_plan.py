@@ -1,4 +1,4 @@
-"""Input files to shards: every document once, in order, whatever the sizes."""
+"""Input files to tasks: every document once, in order, whatever the sizes."""
 
 import io
 import os
@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from megatron_bfp.errors import InputError
 from megatron_bfp.preprocessing import plan
-from megatron_bfp.preprocessing.plan import Shard, part_of, plan_shards, shard_bytes
+from megatron_bfp.preprocessing.plan import Task, part_of, plan_tasks, task_bytes
 from megatron_bfp.preprocessing.readers.inputs import Piece, count_lines, read_batches
 from megatron_bfp.preprocessing.readers.jsonl import count_line_starts, line_chunks
+from megatron_bfp.preprocessing.replanning import kept_tasks, plan_again
 
 
 @given(st.binary(max_size=60).map(lambda content: content.replace(b"\x01", b"\n")), st.data())
@@ -34,8 +35,8 @@ def test_ranges_of_bytes_cover_every_line_once(content, data):
     assert starts == len(content.split(b"\n")) - (content[-1:] in (b"\n", b""))
 
 
-def texts_of(shards):
-    batches = (batch for shard in shards for piece in shard.pieces for batch, _ in read_batches(piece, ["text"]))
+def texts_of(tasks):
+    batches = (batch for task in tasks for piece in task.pieces for batch, _ in read_batches(piece, ["text"]))
     return [record.texts[0] for batch in batches for record in batch.records(["text"])]
 
 
@@ -60,41 +61,41 @@ def inputs(tmp_path):
 
 
 @pytest.fixture
-def shards_of(monkeypatch):
-    """Have shards of so many bytes, wherever in the input."""
-    return lambda size: monkeypatch.setattr(plan, "shard_bytes", lambda left: size)
+def tasks_of(monkeypatch):
+    """Have tasks of so many bytes, wherever in the input."""
+    return lambda size: monkeypatch.setattr(plan, "task_bytes", lambda left: size)
 
 
 @pytest.mark.parametrize("size", [100, 3000, 20_000, 1 << 30])
-def test_shards_hold_all_documents_in_order(inputs, tmp_path, shards_of, size):
-    shards_of(size)
+def test_tasks_hold_all_documents_in_order(inputs, tmp_path, tasks_of, size):
+    tasks_of(size)
     paths, texts = inputs
-    shards = list(plan_shards(paths, str(tmp_path)))
-    assert texts_of(shards) == texts
-    assert [shard.number for shard in shards] == list(range(len(shards)))
+    tasks = list(plan_tasks(paths, str(tmp_path)))
+    assert texts_of(tasks) == texts
+    assert [task.number for task in tasks] == list(range(len(tasks)))
     whole = max(os.path.getsize(path) for path in paths if path.endswith("gz"))
     largest = max(os.path.getsize(path) // 11 for path in paths if path.endswith("parquet"))  # of a row group
-    assert all(shard.num_bytes <= max(size, whole, 2 * largest) for shard in shards)
-    assert sum(shard.num_bytes for shard in shards) == pytest.approx(sum(map(os.path.getsize, paths)), abs=40)
-    assert (len(shards) == 1) == (size == 1 << 30)
+    assert all(task.num_bytes <= max(size, whole, 2 * largest) for task in tasks)
+    assert sum(task.num_bytes for task in tasks) == pytest.approx(sum(map(os.path.getsize, paths)), abs=40)
+    assert (len(tasks) == 1) == (size == 1 << 30)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 500])
-def test_parts_follow_one_another(inputs, tmp_path, shards_of, count):
-    shards_of(3000)
+def test_parts_follow_one_another(inputs, tmp_path, tasks_of, count):
+    tasks_of(3000)
     paths, texts = inputs
-    shards = list(plan_shards(paths, str(tmp_path)))
-    parts = [part_of(shards, index, count) for index in range(count)]
-    assert [shard for part in parts for shard in part] == shards
+    tasks = list(plan_tasks(paths, str(tmp_path)))
+    parts = [part_of(tasks, index, count) for index in range(count)]
+    assert [task for part in parts for task in part] == tasks
     if count <= 3:
-        sizes = [sum(shard.num_bytes for shard in part) for part in parts]
-        assert max(sizes) - min(sizes) <= 2 * max(shard.num_bytes for shard in shards)
+        sizes = [sum(task.num_bytes for task in part) for part in parts]
+        assert max(sizes) - min(sizes) <= 2 * max(task.num_bytes for task in tasks)
 
 
-def test_lines_of_pieces_are_counted(inputs, tmp_path, shards_of):
-    shards_of(700)
+def test_lines_of_pieces_are_counted(inputs, tmp_path, tasks_of):
+    tasks_of(700)
     paths, _ = inputs
-    pieces = [piece for shard in plan_shards(paths[:1], str(tmp_path)) for piece in shard.pieces]
+    pieces = [piece for task in plan_tasks(paths[:1], str(tmp_path)) for piece in task.pieces]
     counts = [count_lines(piece) for piece in pieces]
     assert sum(counts) == 200 and 0 in counts  # a line longer than a piece leaves some without one
     assert counts == [sum(batch.num_lines for batch, _ in read_batches(piece, ["text"])) for piece in pieces]
@@ -123,41 +124,65 @@ def test_a_stream_is_cut_into_segments(tmp_path, monkeypatch):
     lines = [f'{{"text": "{number} {"x" * 1000}"}}\n'.encode() for number in range(14_000)]
     writer = threading.Thread(target=lambda: open(path, "wb").write(b"".join(lines)))
     writer.start()
-    shards = list(plan_shards([path], str(tmp_path)))
+    tasks = list(plan_tasks([path], str(tmp_path)))
     writer.join()
-    assert len(shards) > 2 and all(piece.segment for shard in shards for piece in shard.pieces)
-    assert texts_of(shards) == [line[10:-3].decode() for line in lines]
-    bytes_at = [piece.begin for shard in shards for piece in shard.pieces]
-    assert bytes_at == [sum(shard.num_bytes for shard in shards[:number]) for number in range(len(shards))]
-    assert sum(count_lines(shard.pieces[0]) for shard in shards) == len(lines)
+    assert len(tasks) > 2 and all(piece.segment for task in tasks for piece in task.pieces)
+    assert texts_of(tasks) == [line[10:-3].decode() for line in lines]
+    bytes_at = [piece.begin for task in tasks for piece in task.pieces]
+    assert bytes_at == [sum(task.num_bytes for task in tasks[:number]) for number in range(len(tasks))]
+    assert sum(count_lines(task.pieces[0]) for task in tasks) == len(lines)
 
 
-def test_a_file_that_is_none_is_refused_before_it_is_cut(tmp_path, shards_of):
-    shards_of(100)
+def test_a_file_that_is_none_is_refused_before_it_is_cut(tmp_path, tasks_of):
+    tasks_of(100)
     path = tmp_path / "a.json"
     path.write_text("[" + '{"text": "a"},\n' * 1000 + '{"text": "a"}]')
     with pytest.raises(InputError, match="is a JSON array"):
-        list(plan_shards([str(path)], str(tmp_path)))
+        list(plan_tasks([str(path)], str(tmp_path)))
 
 
-def test_the_size_of_shards():
-    sizes = [shard_bytes(left << 20) >> 20 for left in (0, 20, 64, 128, 2048, 4096, 1 << 14, 1 << 30)]
+def test_the_size_of_tasks():
+    sizes = [task_bytes(left << 20) >> 20 for left in (0, 20, 64, 128, 2048, 4096, 1 << 14, 1 << 30)]
     assert sizes == [8, 8, 16, 32, 32, 64, 256, 256]
 
 
 @pytest.mark.parametrize("num_files", [1, 7])
-def test_shards_become_smaller_towards_the_end(tmp_path, num_files):
+def test_tasks_become_smaller_towards_the_end(tmp_path, num_files):
     paths = [str(tmp_path / f"{number}.jsonl") for number in range(num_files)]
     for path in paths:
         with open(path, "wb") as file:
             file.write(b'{"text": "a"}\n')
             file.truncate((20 << 30) // num_files)  # a hole: only sizes are looked at
-    sizes = [shard.num_bytes >> 20 for shard in plan_shards(paths, str(tmp_path))]
+    sizes = [task.num_bytes >> 20 for task in plan_tasks(paths, str(tmp_path))]
     assert sum(sizes) == pytest.approx(20 << 10, abs=len(sizes)) and len(sizes) < 300
     assert max(sizes) <= 256 and min(sizes) >= 2
     assert all(later <= 1.5 * earlier for earlier, later in zip(sizes, sizes[1:])) and sizes[-1] <= 8
 
 
-def test_a_shard_is_named_by_its_files():
-    shard = Shard(7, (Piece("a.jsonl", 1), Piece("b.jsonl", 1), Piece("b.jsonl", 1)))
-    assert str(shard) == "shard 7 (a.jsonl and 1 more file)"
+def test_a_task_is_named_by_its_files():
+    task = Task(7, (Piece("a.jsonl", 1), Piece("b.jsonl", 1), Piece("b.jsonl", 1)))
+    assert str(task) == "task 7 (a.jsonl and 1 more file)"
+
+
+def piece(path, begin=0, end=None, num_bytes=100):
+    return Piece(path, num_bytes, begin, end)
+
+
+def test_tasks_are_kept_where_their_pieces_still_follow_one_another(tmp_path, monkeypatch):
+    paths = {name: str(tmp_path / name) for name in "abcdx"}
+    for path in paths.values():
+        (tmp_path / path).write_text("{}\n" * 40)
+    a, b, c, d, x = paths.values()
+    before = [
+        Task(0, (piece(a, 0, 50), piece(a, 50, 100))),
+        Task(1, (piece(b), piece(c))),
+        Task(2, (piece(d),)),
+    ]
+    everything = {0, 1, 2}
+    assert kept_tasks(before, {a, b, c, d}, everything) == before
+    assert kept_tasks(before, {a, c, d}, everything) == [before[0], before[2]]
+    assert kept_tasks(before, {a, b, c, d}, {1}) == [before[1]]
+    tasks = plan_again([a, b, x, c, d], before, before, {a, b, c, d})  # x stands between what shared a task
+    assert [task.number for task in tasks] == [0, 3, 2]
+    assert [piece.path for piece in tasks[1].pieces] == [b, x, c]
+    assert plan_again([d, b, c, a], before, before, {a, b, c, d}) == [before[2], before[1], before[0]]

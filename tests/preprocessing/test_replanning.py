@@ -1,4 +1,4 @@
-"""Inputs that change while a run is not finished: what has not changed is kept, and the bytes are a fresh run's."""
+"""Inputs that change before a job is finished: what has not changed is kept, and the bytes are a new job's."""
 
 import json
 import os
@@ -14,13 +14,8 @@ from helpers.tokenizer_fixtures import EOD
 
 from megatron_bfp import InputError, OptionError
 from megatron_bfp.commands import preprocess as command
-from megatron_bfp.preprocessing import job_folder as run_folder
-from megatron_bfp.preprocessing import plan, summary
-from megatron_bfp.preprocessing import task as shards
-from megatron_bfp.preprocessing import write as dataset
-from megatron_bfp.preprocessing.plan import Shard
-from megatron_bfp.preprocessing.readers.inputs import Piece
-from megatron_bfp.preprocessing.replanning import kept_shards, plan_again
+from megatron_bfp.preprocessing import job_folder, joiner, plan, summary, write
+from megatron_bfp.preprocessing.task import TaskWork
 
 NAMES = ("a", "b", "c", "d", "e")
 
@@ -41,8 +36,8 @@ write_documents.time = 0
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Five files that are cut into some shards each, and small ones that share one."""
-    for name in ("SMALL_SHARD", "SMALLEST_SHARD"):
+    """Five files that are cut into some tasks each, and small ones that share one."""
+    for name in ("SMALL_TASK", "SMALLEST_TASK"):
         monkeypatch.setattr(plan, name, 10_000)
     (tmp_path / "data").mkdir()
     for name in NAMES:
@@ -54,18 +49,17 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def run(folder, tmp_path, tokenizer_file, capsys, monkeypatch):
-    """Run the command in this process; returns its status, its messages and the files of the shards that it did."""
+    """Run the command in this process; returns its status, its messages and the files of the tasks that it did."""
 
     def run(*arguments, output="out", inputs=None, keys=("text", "b")):
         done = []
 
-        def write_shard(shard, report, work):
-            done.append({os.path.basename(piece.path).split(".")[0] for piece in shard.pieces})
-            return shards.write_shard(shard, report, work)
+        class Watched(TaskWork):
+            def compute(self, report):
+                done.append({os.path.basename(piece.path).split(".")[0] for piece in self.task.pieces})
+                super().compute(report)
 
-        if dataset.write_shard is shards.write_shard or getattr(dataset.write_shard, "is_watched", False):
-            write_shard.is_watched = True
-            monkeypatch.setattr(dataset, "write_shard", write_shard)
+        monkeypatch.setattr(write, "TaskWork", Watched)
         arguments += ("--input", *(inputs or [folder]), "--output-prefix", tmp_path / output)
         arguments += ("--tokenizer-model", tokenizer_file, "--eod-token", EOD, "--append-eod")
         if "--shard-index" not in arguments:
@@ -87,31 +81,31 @@ def interrupted(*_, **__):
     raise KeyboardInterrupt
 
 
-def interrupted_when_joined(joiner, *_):
-    for copy in joiner._copies:
+def interrupted_when_joined(task_joiner, *_):
+    for copy in task_joiner._copies:
         copy.result()
     raise KeyboardInterrupt
 
 
 @pytest.fixture
 def stopped(run, monkeypatch):
-    """Stops a run when so many shards are finished; with None when all are finished and joined."""
+    """Stops a run when so many tasks are finished; with None when all are finished and joined."""
 
     def stop(number, *arguments, **options):
         with monkeypatch.context() as patched:
             if number is None:
-                patched.setattr(dataset.ShardJoiner, "finish", interrupted_when_joined)
+                patched.setattr(write.TaskJoiner, "finish", interrupted_when_joined)
             else:
-                count = 0
+                count, compute = 0, TaskWork.compute
 
-                def write_shard(shard, report, work):
+                def compute_some(work, report):
                     nonlocal count
                     if count == number:
                         raise KeyboardInterrupt
                     count += 1
-                    return shards.write_shard(shard, report, work)
+                    compute(work, report)
 
-                patched.setattr(dataset, "write_shard", write_shard)
+                patched.setattr(TaskWork, "compute", compute_some)
             assert run(*arguments, **options)[0] == 130
 
     return stop
@@ -129,7 +123,7 @@ def test_fault_B08_a_repaired_file_is_done_again_alone(run, folder, tmp_path, is
     else:
         write_documents(folder / "c.jsonl", "c", bad_at=[180])
     status, err, done = run()
-    assert status == 2 and "finished shards" in err and "c.jsonl" in err
+    assert status == 2 and "finished tasks" in err and "c.jsonl" in err
     if is_compressed:
         (folder / "c.jsonl.gz").write_bytes(whole)
     else:
@@ -148,7 +142,7 @@ def test_fault_B08_a_repaired_file_is_done_again_alone(run, folder, tmp_path, is
 CHANGES = {
     "first": {"a"},
     "middle": {"c"},
-    "in a shared shard": {"b2"},
+    "in a shared task": {"b2"},
     "last": {"e"},
     "two": {"b", "d"},
     "touched": {"d"},
@@ -164,15 +158,15 @@ CHANGES = {
 GONE = {"removed": {"c"}, "renamed": {"b"}}
 
 
-def files_in_shards_with(tmp_path, names):
-    """These files, and those that share a shard with one of them, which is done again whole."""
+def files_in_tasks_with(tmp_path, names):
+    """These files, and those that share a task with one of them, which is done again whole."""
     planned = json.loads((tmp_path / "out.shards" / "run").read_text())["plan"]
     shared = [{os.path.basename(piece[0]).split(".")[0] for piece in pieces} for _, pieces in planned]
     return set(names).union(*(files for files in shared if files & names))
 
 
 def change_files(folder, change):
-    for name in {"first": "a", "middle": "c", "in a shared shard": ["b2"], "last": "e", "two": "bd"}.get(change, ""):
+    for name in {"first": "a", "middle": "c", "in a shared task": ["b2"], "last": "e", "two": "bd"}.get(change, ""):
         write_documents(folder / f"{name}.jsonl", name + " changed", 20 if name == "b2" else 190)
     if change == "touched":
         os.utime(folder / "d.jsonl")
@@ -190,7 +184,7 @@ def change_files(folder, change):
             os.utime(path)
 
 
-QUICK = [("first", None), ("in a shared shard", None), ("removed", None), ("added in front", 9), ("middle", 3)]
+QUICK = [("first", None), ("in a shared task", None), ("removed", None), ("added in front", 9), ("middle", 3)]
 CASES = [(change, number) for change in CHANGES for number in (3, 9, None)]
 
 
@@ -203,7 +197,7 @@ def test_fault_B08_what_has_not_changed_is_kept_and_the_bytes_are_a_fresh_run_s(
 ):
     write_documents(folder / "d.jsonl", "d", bad_at=[1, 77, 199])
     stopped(number, "--skip-bad-documents")
-    expected = files_in_shards_with(tmp_path, CHANGES[change] | GONE.get(change, set())) - GONE.get(change, set())
+    expected = files_in_tasks_with(tmp_path, CHANGES[change] | GONE.get(change, set())) - GONE.get(change, set())
     change_files(folder, change)
     status, err, done = run("--skip-bad-documents")
     assert status == 0 and ("its inputs have changed" in err) == (change != "nothing")
@@ -217,7 +211,7 @@ def test_fault_B08_what_has_not_changed_is_kept_and_the_bytes_are_a_fresh_run_s(
 
 @pytest.mark.parametrize("how", ["grows", "goes"])
 def test_fault_B08_a_file_that_changes_while_it_is_read_is_refused(run, folder, tmp_path, how, monkeypatch):
-    finish = shards._finish
+    finish = TaskWork.finish
 
     def change_meanwhile(*arguments):
         if how == "goes":
@@ -228,7 +222,7 @@ def test_fault_B08_a_file_that_changes_while_it_is_read_is_refused(run, folder, 
         return finish(*arguments)
 
     with monkeypatch.context() as patched:
-        patched.setattr(shards, "_finish", change_meanwhile)
+        patched.setattr(TaskWork, "finish", change_meanwhile)
         status, err, _ = run()
     assert status == 2 and "e.jsonl" in err and not list(tmp_path.glob("out_*"))
     if how == "grows":
@@ -254,30 +248,30 @@ def test_fault_B08_the_order_of_inputs_may_change(run, stopped, folder, tmp_path
 @pytest.mark.parametrize("moment", ["take_out", "plan", "cut", "after the cut"])
 def test_fault_B08_a_kill_while_it_is_planned_again_loses_nothing(run, stopped, folder, tmp_path, moment, monkeypatch):
     stopped(None)
-    expected = files_in_shards_with(tmp_path, {"c"})
+    expected = files_in_tasks_with(tmp_path, {"c"})
     change_files(folder, "middle")
     with monkeypatch.context() as patched:
         if moment == "take_out":
-            calls, take_out = [], dataset.take_out
+            calls, take_out = [], joiner.take_out
 
             def third_is_interrupted(*arguments):
                 calls.append(arguments)
                 return take_out(*arguments) if len(calls) < 4 else interrupted()
 
-            patched.setattr(dataset, "take_out", third_is_interrupted)
+            patched.setattr(joiner, "take_out", third_is_interrupted)
         elif moment == "plan":
-            patched.setattr(run_folder, "write_whole", interrupted)
+            patched.setattr(job_folder, "write_whole", interrupted)
         elif moment == "cut":
-            patched.setattr(run_folder.RunFolder, "_cut", interrupted)
+            patched.setattr(job_folder.JobFolder, "_cut", interrupted)
         else:
-            cut = run_folder.RunFolder._cut
-            patched.setattr(run_folder.RunFolder, "_cut", lambda *arguments: (cut(*arguments), interrupted()))
+            cut = job_folder.JobFolder._cut
+            patched.setattr(job_folder.JobFolder, "_cut", lambda *arguments: (cut(*arguments), interrupted()))
         assert run()[0] == 130
     if moment == "cut":
         sizes = json.loads((tmp_path / "out.shards" / "run").read_text())["cut"]
         assert all((tmp_path / "out.shards" / name).stat().st_size > size for name, size in sizes.items())
         with monkeypatch.context() as patched:
-            patched.setattr(dataset, "write_shard", interrupted)
+            patched.setattr(TaskWork, "compute", interrupted)
             assert run()[0] == 130
         assert all((tmp_path / "out.shards" / name).stat().st_size <= size for name, size in sizes.items())
     status, err, done = run()
@@ -292,7 +286,7 @@ def test_fault_B08_what_is_no_longer_to_be_joined_is_cut_off(run, stopped, folde
     size = (tmp_path / "out.shards" / "joined-0.bin").stat().st_size
     change_files(folder, "middle")
     with monkeypatch.context() as patched:
-        patched.setattr(dataset, "write_shard", interrupted)
+        patched.setattr(TaskWork, "compute", interrupted)
         assert run()[0] == 130
     assert 0 < (tmp_path / "out.shards" / "joined-0.bin").stat().st_size < size / 2
 
@@ -356,7 +350,7 @@ def test_fault_B08_parts_of_other_inputs_are_not_merged(run, folder, merge):
     assert merge(0, 1) == "" and merge(1, 0, key="b") == ""
     change_files(folder, "middle")
     assert run("--shard-index", 1, "--shard-count", 2, "--overwrite")[0] == 0
-    with pytest.raises(InputError, match=r"out-00001-of-00002: is no part of what .*c.jsonl \(.* before, .* now\)"):
+    with pytest.raises(InputError, match=r"out-00001-of-00002: does not fit .*c.jsonl \(.* before, .* now\)"):
         merge(0, 1)
     assert run("--shard-index", 0, "--shard-count", 2, "--overwrite")[0] == 0
     assert merge(0, 1) == ""
@@ -379,7 +373,7 @@ def test_fault_B08_a_finished_run_says_in_what_it_differs(run, folder):
     )
 
 
-def test_fault_B08_a_stream_in_place_of_files_is_refused_and_its_shards_are_not_theirs(
+def test_fault_B08_a_stream_in_place_of_files_is_refused_and_its_tasks_are_not_theirs(
     run, stopped, folder, tmp_path, monkeypatch
 ):
     stopped(3)
@@ -391,27 +385,3 @@ def test_fault_B08_a_stream_in_place_of_files_is_refused_and_its_shards_are_not_
         status, err, _ = run(inputs=["-"])
     assert status == 2 and "which is there and not given now" in err
     assert len(list((tmp_path / "out.shards").glob("0*"))) == 3
-
-
-def piece(path, begin=0, end=None, num_bytes=100):
-    return Piece(path, num_bytes, begin, end)
-
-
-def test_shards_are_kept_where_their_pieces_still_follow_one_another(tmp_path, monkeypatch):
-    paths = {name: str(tmp_path / name) for name in "abcdx"}
-    for path in paths.values():
-        (tmp_path / path).write_text("{}\n" * 40)
-    a, b, c, d, x = paths.values()
-    before = [
-        Shard(0, (piece(a, 0, 50), piece(a, 50, 100))),
-        Shard(1, (piece(b), piece(c))),
-        Shard(2, (piece(d),)),
-    ]
-    everything = {0, 1, 2}
-    assert kept_shards(before, {a, b, c, d}, everything) == before
-    assert kept_shards(before, {a, c, d}, everything) == [before[0], before[2]]
-    assert kept_shards(before, {a, b, c, d}, {1}) == [before[1]]
-    shards = plan_again([a, b, x, c, d], before, before, {a, b, c, d})  # x stands between what shared a shard
-    assert [shard.number for shard in shards] == [0, 3, 2]
-    assert [piece.path for piece in shards[1].pieces] == [b, x, c]
-    assert plan_again([d, b, c, a], before, before, {a, b, c, d}) == [before[2], before[1], before[0]]

@@ -1,87 +1,50 @@
-"""Runs that stop and go on: what is kept, what is refused, parts for several jobs, Ray, a disk that is full."""
+"""Jobs that are stopped and resumed: what is kept, what is done again, what is refused."""
 
 import json
 import os
 import re
-import resource
-import signal
-import subprocess
-import sys
 import threading
-import time
 
 import pytest
-from helpers.datasets import DATA, ROOT
+from helpers.datasets import DATA
+from helpers.jobs import NUM_DOCUMENTS, dataset_bytes, names
 
 pytest.importorskip("tokenizers")
 
-from helpers.tokenizer_fixtures import EOD
-
 from megatron_bfp.commands import preprocess as command
 from megatron_bfp.commands import preprocess_options as options
-from megatron_bfp.indexed_dataset.reader import IndexedDataset
-from megatron_bfp.preprocessing import plan
-
-NUM_DOCUMENTS = 3000
-
-
-@pytest.fixture
-def corpus(tmp_path, monkeypatch):
-    """A file of about 400 KB, cut into shards of 20 KB."""
-    for name in ("SMALL_SHARD", "SMALLEST_SHARD"):
-        monkeypatch.setattr(plan, name, 20_000)
-    path = tmp_path / "in.jsonl"
-    with open(path, "w") as file:
-        for number in range(NUM_DOCUMENTS):
-            file.write(json.dumps({"text": f"document {number} " * (1 + number % 12)}) + "\n")
-    return path
+from megatron_bfp.preprocessing import job_folder, write
+from megatron_bfp.preprocessing.job_folder import JobFolder
+from megatron_bfp.preprocessing.task import TaskWork
+from megatron_bfp.tokenizers.fast.tokenizer import FastTokenizer
 
 
-@pytest.fixture
-def run(tmp_path, tokenizer_file, capsys, monkeypatch):
-    """Run the command in this process, as its console script does."""
+def stop_at(number, done=None):
+    """A ``TaskWork.compute`` that is interrupted at a task. The numbers of begun tasks are added to ``done``."""
+    compute = TaskWork.compute
 
-    def run(*arguments, output="out", seq_length=("--seq-length", 64)):
-        arguments += ("--output-prefix", tmp_path / output, "--tokenizer-model", tokenizer_file)
-        arguments += ("--eod-token", EOD, "--append-eod", *seq_length)
-        monkeypatch.setattr(sys, "argv", ["preprocess_bfp", *map(str, arguments)])
-        try:
-            status = command.console()
-        except SystemExit as exit:
-            status = exit.code
-        return status, capsys.readouterr().err
+    def interrupted_compute(work, report):
+        if done is not None:
+            done.append(work.task.number)
+        if work.task.number == number:
+            raise KeyboardInterrupt
+        compute(work, report)
 
-    return run
-
-
-def dataset_bytes(tmp_path, output="out"):
-    return [(tmp_path / f"{output}_text_document.{kind}").read_bytes() for kind in ("bin", "idx")]
-
-
-def names(folder):
-    return sorted(path.name for path in folder.iterdir())
+    return interrupted_compute
 
 
 @pytest.fixture
 def stopped(run, corpus, tmp_path, monkeypatch):
-    """A run that was stopped after five shards."""
-    from megatron_bfp.preprocessing import task as shards
-    from megatron_bfp.preprocessing import write as dataset
-
-    def write(shard, report, work):
-        if shard.number == 5:
-            raise KeyboardInterrupt
-        return shards.write_shard(shard, report, work)
-
-    monkeypatch.setattr(dataset, "write_shard", write)
-    status, err = run("--input", corpus)
-    assert status == 130 and "keeps 5 finished shards; the same command goes on from there" in err
-    monkeypatch.setattr(dataset, "write_shard", shards.write_shard)
+    """A job that was stopped after five tasks."""
+    with monkeypatch.context() as patched:
+        patched.setattr(TaskWork, "compute", stop_at(5))
+        status, err = run("--input", corpus)
+    assert status == 130 and "keeps 5 finished tasks; the same command goes on from there" in err
     return tmp_path / "out.shards"
 
 
 @pytest.mark.case(7)
-def test_finished_shards_are_not_done_again(stopped, run, corpus, tmp_path, monkeypatch):
+def test_finished_tasks_are_not_done_again(stopped, run, corpus, tmp_path, monkeypatch):
     assert run("--input", corpus, output="whole")[0] == 0
     before = {name: os.stat(stopped / name / "record").st_mtime_ns for name in names(stopped) if name.startswith("0")}
     assert len(before) == 5
@@ -109,7 +72,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_another_run_is_refused_with_both_values(stopped, run, corpus, tmp_path, tokenizer_file, change, monkeypatch):
+def test_another_job_is_refused_with_both_values(stopped, run, corpus, tmp_path, tokenizer_file, change, monkeypatch):
     others = {"keys": ["--json-keys", "text", "text.a"]}.get(change, [])
     before = names(stopped)
     if change == "eod":
@@ -125,9 +88,9 @@ def test_another_run_is_refused_with_both_values(stopped, run, corpus, tmp_path,
 
 def with_tokenizer(path):
     def parse(argv):
-        found = options.parse(argv)
-        found.tokenizer_model = path
-        return found
+        parsed = options.parse(argv)
+        parsed.tokenizer_model = path
+        return parsed
 
     return parse
 
@@ -149,7 +112,7 @@ def test_other_inputs_are_named_with_both_values_and_done_again(stopped, run, co
     status, err = run("--input", *given, *others)
     assert status == 0
     kept = 5 if change == "more" else 0
-    assert f"{kept} of 5 finished shards are kept" in err
+    assert f"{kept} of 5 finished tasks are kept" in err
     if change == "more":
         assert re.search(r"00_good.jsonl \(not an input before, [0-9,]+ bytes of 20.* now\)", err)
     else:
@@ -159,30 +122,28 @@ def test_other_inputs_are_named_with_both_values_and_done_again(stopped, run, co
 
 
 def without_eod(argv):
-    found = options.parse(argv)
-    found.append_eod = False
-    return found
+    parsed = options.parse(argv)
+    parsed.append_eod = False
+    return parsed
 
 
-def test_a_shard_whose_ids_differ_is_done_again_by_the_reference(run, corpus, tmp_path, monkeypatch):
-    from megatron_bfp.tokenizers.fast.tokenizer import FastTokenizer
-
+def test_a_task_whose_ids_differ_is_done_again_by_the_reference(run, corpus, tmp_path, monkeypatch):
     assert run("--input", corpus, output="whole")[0] == 0
     encode = FastTokenizer.encode_batch
     is_wrong = False
 
-    def wrong_in_one_shard(tokenizer, texts):
+    def wrong_in_one_task(tokenizer, texts):
         nonlocal is_wrong
         if len(texts) > 1:  # a batch, and not the sample of it
             is_wrong = any(text.startswith("document 1500 ") for text in texts)
         return [ids + is_wrong for ids in encode(tokenizer, texts)]
 
-    monkeypatch.setattr(FastTokenizer, "encode_batch", wrong_in_one_shard)
+    monkeypatch.setattr(FastTokenizer, "encode_batch", wrong_in_one_task)
     status, err = run("--input", corpus)
     assert status == 0
     (line,) = err.splitlines()
     assert re.match(
-        r"tokenizing without gigatoken: .*: shard \d+ \(.*in.jsonl\): .* differ from its own library's", line
+        r"tokenizing without gigatoken: .*: task \d+ \(.*in.jsonl\): .* differ from its own library's", line
     )
     assert "document 15" not in line  # no text of documents in logs
     assert dataset_bytes(tmp_path) == dataset_bytes(tmp_path, "whole")
@@ -195,7 +156,7 @@ def test_leaving_out_bad_documents_goes_on_too(run, corpus, tmp_path):
     lines[2500] = "bad\n"
     corpus.write_text("".join(lines))
     status, err = run("--input", corpus)
-    assert status == 2 and "in.jsonl:2501 (byte " in err and "finished shards" in err
+    assert status == 2 and "in.jsonl:2501 (byte " in err and "finished tasks" in err
     assert run("--input", corpus, "--skip-bad-documents")[0] == 0
     summary = json.loads((tmp_path / "out.summary.json").read_text())
     assert summary["shards"] - summary["this_call"]["shards"] > 5 and summary["bad_documents"] == 1
@@ -203,34 +164,22 @@ def test_leaving_out_bad_documents_goes_on_too(run, corpus, tmp_path):
     assert bad["line"] == 2501
 
 
-def test_bad_documents_of_finished_shards_are_still_errors(run, corpus, tmp_path, monkeypatch):
-    from megatron_bfp.preprocessing import write as dataset
-
+def test_bad_documents_of_finished_tasks_are_still_errors(run, corpus, tmp_path, monkeypatch):
     lines = corpus.read_text().splitlines(True)
     lines[1500] = "bad\n"
     corpus.write_text("".join(lines))
-    monkeypatch.setattr(dataset.ShardJoiner, "finish", interrupted)
+    monkeypatch.setattr(write.TaskJoiner, "finish", interrupted)
     assert run("--input", corpus, "--skip-bad-documents")[0] == 130
     status, err = run("--input", corpus)
     assert status == 2 and "in.jsonl:1501 (byte " in err
 
 
-def test_bad_documents_of_finished_shards_stop_a_run_before_it_does_others(run, corpus, tmp_path, monkeypatch):
-    from megatron_bfp.preprocessing import task as shards
-    from megatron_bfp.preprocessing import write as dataset
-
+def test_bad_documents_of_finished_tasks_stop_a_job_before_it_does_others(run, corpus, tmp_path, monkeypatch):
     lines = corpus.read_text().splitlines(True)
     lines[10] = "bad\n"
     corpus.write_text("".join(lines))
     at, done = 5, []
-
-    def write(shard, report, work):
-        done.append(shard.number)
-        if shard.number == at:
-            raise KeyboardInterrupt
-        return shards.write_shard(shard, report, work)
-
-    monkeypatch.setattr(dataset, "write_shard", write)
+    monkeypatch.setattr(TaskWork, "compute", stop_at(at, done))
     assert run("--input", corpus, "--skip-bad-documents")[0] == 130
     assert done == [*range(at + 1)]
     status, err = run("--input", corpus)
@@ -238,16 +187,14 @@ def test_bad_documents_of_finished_shards_stop_a_run_before_it_does_others(run, 
     assert done == [*range(at + 1)]
 
 
-def test_segments_of_a_stream_go_when_their_shards_are_done(run, corpus, tmp_path, monkeypatch):
-    from megatron_bfp.preprocessing import write as dataset
-
+def test_segments_of_a_stream_go_when_their_tasks_are_done(run, corpus, tmp_path, monkeypatch):
     listed = []
 
     def stop(*_):
         listed.extend(names(tmp_path / "out.shards"))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(dataset.ShardJoiner, "finish", stop)
+    monkeypatch.setattr(write.TaskJoiner, "finish", stop)
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     writer = threading.Thread(target=lambda: pipe.write_bytes(corpus.read_bytes()))
@@ -265,23 +212,20 @@ def interrupted(*_):
 @pytest.fixture
 def stopped_between_names(run, corpus, tmp_path, monkeypatch):
     """A run that was stopped when its .bin had its name, and its .idx had not."""
-    from megatron_bfp.preprocessing import write as dataset
 
     def move_one(bin_file, idx_file, prefix):
         os.replace(bin_file, f"{prefix}.bin")
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(dataset, "move_files", move_one)
+        patched.setattr(write, "move_files", move_one)
         assert run("--input", corpus)[0] == 130
     return tmp_path / "out.shards"
 
 
-def test_a_run_that_stops_between_two_names_goes_on(stopped_between_names, run, corpus, tmp_path, monkeypatch):
-    from megatron_bfp.preprocessing import write as dataset
-
+def test_a_job_that_stops_between_two_names_goes_on(stopped_between_names, run, corpus, tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
-        patched.setattr(dataset, "write_shard", interrupted)  # all are done
+        patched.setattr(TaskWork, "compute", interrupted)  # all are done
         assert run("--input", corpus)[0] == 0
     assert run("--input", corpus, output="whole")[0] == 0
     assert dataset_bytes(tmp_path) == dataset_bytes(tmp_path, "whole") and not stopped_between_names.exists()
@@ -298,44 +242,36 @@ def test_a_finished_dataset_that_was_removed_is_written_anew_with_overwrite(
     assert dataset_bytes(tmp_path) == dataset_bytes(tmp_path, "whole")
 
 
-def test_a_joined_shard_keeps_its_record_alone(run, corpus, tmp_path, monkeypatch):
-    from megatron_bfp.preprocessing import write as dataset
-
-    monkeypatch.setattr(dataset, "verify_documents", interrupted)
+def test_a_joined_task_keeps_its_record_alone(run, corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr(write, "verify_documents", interrupted)
     assert run("--input", corpus)[0] == 130
-    shards = [path for path in (tmp_path / "out.shards").iterdir() if path.name.startswith("0")]
-    assert len(shards) > 5 and all(names(shard) == ["record"] for shard in shards)
-    num_tokens = sum(json.loads((shard / "record").read_text())["num_tokens"][0] for shard in shards)
+    tasks = [path for path in (tmp_path / "out.shards").iterdir() if path.name.startswith("0")]
+    assert len(tasks) > 5 and all(names(task) == ["record"] for task in tasks)
+    num_tokens = sum(json.loads((task / "record").read_text())["num_tokens"][0] for task in tasks)
     assert (tmp_path / "out.shards" / "joined-0.bin").stat().st_size == 2 * num_tokens
 
 
-def test_shards_of_another_version_are_refused(stopped, run, corpus, monkeypatch):
-    from megatron_bfp.preprocessing import job_folder as run_folder
-
-    monkeypatch.setattr(run_folder, "FORMAT", 1)
+def test_tasks_of_another_version_are_refused(stopped, run, corpus, monkeypatch):
+    monkeypatch.setattr(job_folder, "FORMAT", 1)
     status, err = run("--input", corpus)
     assert status == 2 and "it is another version's" in err and "--overwrite" in err
 
 
-@pytest.mark.parametrize("step", ["ShardJoiner.finish", "verify_documents", "move_files", "write_summary"])
-def test_a_run_that_stops_at_the_end_goes_on(run, corpus, tmp_path, monkeypatch, step):
-    from megatron_bfp.preprocessing import write as dataset
-
+@pytest.mark.parametrize("step", ["TaskJoiner.finish", "verify_documents", "move_files", "write_summary"])
+def test_a_job_that_stops_at_the_end_goes_on(run, corpus, tmp_path, monkeypatch, step):
     assert run("--input", corpus, output="whole")[0] == 0
     with monkeypatch.context() as patched:
-        patched.setattr(f"{dataset.__name__}.{step}", interrupted)
+        patched.setattr(f"{write.__name__}.{step}", interrupted)
         assert run("--input", corpus)[0] == 130
     assert not list(tmp_path.glob("out*.part"))
     assert bool(list(tmp_path.glob("out*.bin"))) == (step == "write_summary")
-    monkeypatch.setattr(dataset, "write_shard", interrupted)  # all are done
+    monkeypatch.setattr(TaskWork, "compute", interrupted)  # all are done
     assert run("--input", corpus)[0] == 0
     assert dataset_bytes(tmp_path) == dataset_bytes(tmp_path, "whole")
 
 
 def test_two_processes_do_not_write_the_same(run, corpus, tmp_path):
-    from megatron_bfp.preprocessing.job_folder import RunFolder
-
-    with RunFolder(str(tmp_path / "out.shards"), {}, False):
+    with JobFolder(str(tmp_path / "out.shards"), {}, False):
         status, err = run("--input", corpus)
     assert status == 2 and "another process is writing these datasets" in err
 
@@ -358,137 +294,3 @@ def test_what_is_written_beside_datasets_is_no_input(run, corpus, tmp_path):
     before = dataset_bytes(tmp_path, "data/out")
     assert run("--input", folder, "--overwrite", output="data/out")[0] == 0
     assert dataset_bytes(tmp_path, "data/out") == before
-
-
-@pytest.mark.parametrize("count", [1, 3, 40])
-def test_parts_of_several_jobs_merge_to_the_whole(run, corpus, tmp_path, count):
-    lines = corpus.read_text().splitlines(True)
-    lines[2000] = "bad\n"
-    corpus.write_text("".join(lines))
-    skip = ("--skip-bad-documents",)
-    assert run("--input", corpus, *skip, output="whole")[0] == 0
-    for index in range(count):
-        part = ("--shard-index", index, "--shard-count", count)
-        status, err = run("--input", corpus, *part, *skip, seq_length=())
-        assert status == 0, err
-    parts = sorted(tmp_path.glob("out-*_text_document.idx"))
-    assert len(parts) == count
-    (bad,) = [json.loads(line) for path in tmp_path.glob("out-*.bad.jsonl") for line in open(path)]
-    assert bad["line"] == 2001
-    merged = ["--merge", *map(str, parts), "--output-prefix", str(tmp_path / "out_text_document"), "--seq-length", "64"]
-    command.main(merged)
-    assert dataset_bytes(tmp_path) == dataset_bytes(tmp_path, "whole")
-    assert (tmp_path / "out_text_document.bfp").is_dir()
-    with pytest.raises(Exception, match="exists"):
-        command.main(merged)
-
-
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        (["--shard-index", 0], "needed together"),
-        (["--shard-index", 3, "--shard-count", 3], "is not from 0 to 2"),
-        (["--shard-index", -1, "--shard-count", 3], "is not from 0 to 2"),
-        (["--shard-index", 0, "--shard-count", 0], "--shard-count"),
-        (["--shard-index", 0, "--shard-count", 2, "--seq-length", 64], "give it to --merge"),
-        (["--shard-index", 0, "--shard-count", 2, "--input", "-"], "can be read once"),
-        ([], "--seq-length is needed"),
-        (["--executor", "slurm"], "--executor"),
-    ],
-)
-def test_options_that_do_not_go_together(run, corpus, options, reason):
-    status, err = run("--input", corpus, *options, seq_length=())
-    assert status == 2 and reason in err and len(err.splitlines()) == 1
-
-
-def test_a_worker_that_is_killed_is_replaced(corpus, tmp_path, tokenizer_file, no_fast_library):
-    """``kill -9`` of one worker: it is named, its shard is done again, and the bytes are the same."""
-    corpus.write_text(corpus.read_text() * 60)
-    common = ["--input", corpus, "--tokenizer-model", tokenizer_file, "--eod-token", EOD, "--append-eod"]
-    tool = [sys.executable, ROOT / "tools" / "preprocess_bfp.py", *common, "--seq-length", "64", "--output-prefix"]
-    assert subprocess.run([*map(str, [*tool, tmp_path / "whole"])], stdout=subprocess.DEVNULL).returncode == 0
-    process = subprocess.Popen(
-        [*map(str, [*tool, tmp_path / "out", "--workers", "2"])],
-        env=no_fast_library,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    deadline = time.monotonic() + 60
-    unfinished_shards = []
-    while not unfinished_shards and time.monotonic() < deadline:
-        time.sleep(0.02)
-        unfinished_shards = list(tmp_path.glob("out.shards/[0-9]*-[0-9]*.part"))  # not the one of the file `run`
-    worker = int(unfinished_shards[0].name.split("-")[-1].removesuffix(".part"))
-    os.kill(worker, signal.SIGKILL)
-    _, err = process.communicate(timeout=120)
-    assert process.returncode == 0, err
-    assert f"worker process {worker} was killed by SIGKILL at shard " in err and "trying again" in err
-    assert dataset_bytes(tmp_path) == dataset_bytes(tmp_path, "whole")
-
-
-def limit_file_size():
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_full_disk_is_one_line_and_the_run_goes_on_when_there_is_space(tmp_path, tokenizer_file, workers):
-    """A small tmpfs where it can be mounted, else a limit on the size of files."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    path = tmp_path / "in.jsonl"
-    with open(path, "w") as file:
-        for number in range(200_000):
-            file.write(json.dumps({"text": f"document {number} " * 9}) + "\n")
-    mount = ["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", str(disk)]
-    mounted = subprocess.run(mount, capture_output=True).returncode == 0
-    try:
-        common = ["--input", path, "--tokenizer-model", tokenizer_file, "--seq-length", "64", "--workers", workers]
-        tool = [sys.executable, ROOT / "tools" / "preprocess_bfp.py", *common, "--output-prefix"]
-        options = {"capture_output": True, "text": True, "timeout": 120}
-        limit = None if mounted else limit_file_size
-        full = subprocess.run([*map(str, [*tool, disk / "out"])], preexec_fn=limit, **options)
-        assert full.returncode == 2 and "Traceback" not in full.stderr
-        lines = [line for line in full.stderr.splitlines() if not line.startswith("tokenizing:")]
-        assert "cannot be written: " in lines[-1] and len(lines) <= 2
-        reason = "No space left on device" if mounted else "File too large"
-        assert reason in lines[-1]
-        assert not list(disk.glob("*.bin")) and not list(disk.glob("*.idx"))
-        if mounted:
-            assert subprocess.run(["mount", "-o", "remount,size=200m", str(disk)]).returncode == 0
-        done = subprocess.run([*map(str, [*tool, disk / "out"])], **options)
-        assert done.returncode == 0, done.stderr
-        assert IndexedDataset(str(disk / "out_text_document")).num_documents == 200_000
-    finally:
-        if mounted:
-            subprocess.run(["umount", "-l", str(disk)])
-
-
-def test_ray_gives_the_same_bytes(corpus, tmp_path, tokenizer_file, monkeypatch):
-    pytest.importorskip("ray")
-    corpus.write_text(corpus.read_text() * 40)
-    common = ["--input", corpus, "--tokenizer-model", tokenizer_file, "--eod-token", EOD, "--append-eod"]
-    tool = [sys.executable, ROOT / "tools" / "preprocess_bfp.py", *common, "--seq-length", "64", "--output-prefix"]
-    ray = ["--executor", "ray", "--ray-address", "local", "--workers", "2"]
-    outputs = {"here": [], "ray": ray}
-    for name, extra in outputs.items():
-        done = subprocess.run(
-            [*map(str, [*tool, tmp_path / name, *extra])], capture_output=True, text=True, timeout=300
-        )
-        assert done.returncode == 0, done.stderr
-    assert dataset_bytes(tmp_path, "here") == dataset_bytes(tmp_path, "ray")
-    bad = tmp_path / "bad.jsonl"
-    bad.write_text('{"text": "a"}\nbad\n')
-    arguments = [*map(str, [*tool, tmp_path / "bad", *ray])]
-    arguments[arguments.index(str(corpus))] = str(bad)
-    done = subprocess.run(arguments, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 2 and "bad.jsonl:2 (byte 14): not JSON" in done.stderr.splitlines()[-1]
-    none = subprocess.run(
-        [*map(str, [*tool, tmp_path / "none", "--executor", "ray"])],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"},
-    )
-    assert none.returncode == 2 and "--ray-address" in none.stderr and "Traceback" not in none.stderr

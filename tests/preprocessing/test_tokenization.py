@@ -5,7 +5,7 @@ import numpy as np
 from megatron_bfp.preprocessing.progress import Amount
 from megatron_bfp.preprocessing.readers.jsonl import LineBatch
 from megatron_bfp.preprocessing.readers.parquet import RowBatch
-from megatron_bfp.preprocessing.task import ShardRecord
+from megatron_bfp.preprocessing.task import TaskRecord
 from megatron_bfp.preprocessing.tokenization import TokenizedBatch, TokenizedTexts, tokenize
 from megatron_bfp.tokenizers.interface import TokenizingError
 
@@ -36,7 +36,7 @@ NOTHING = NoSpecialTokens()
 def test_bad_documents_of_a_batch_are_in_the_order_of_lines():
     lines = ['{"text": "x1"}', "bad", '{"text": "a"}', '{"text": "x2"}', "[]", '{"text": " "}', '{"text": "x3"}']
     found = tokenize(LineBatch("file", 5, 0, "\n".join(lines).encode()), ["text"], Refusing(), NOTHING)
-    assert [document.place.line for document in found.bad] == [5, 6, 8, 9, 11]
+    assert [document.location.line for document in found.bad] == [5, 6, 8, 9, 11]
     assert (found.num_documents, found.texts[0].num_empty) == (7, 1)
     assert found.texts[0].tokens.tolist() == [ord("a")] and found.sample in (("a",), (" ",))
 
@@ -44,7 +44,7 @@ def test_bad_documents_of_a_batch_are_in_the_order_of_lines():
 def test_bad_documents_of_a_batch_are_in_the_order_of_rows():
     columns = ([b"x", None, b"a", b"x", b"\xff", b"b"],)
     found = tokenize(RowBatch("file", 1, columns, 6), ["text"], Refusing(), NOTHING)
-    assert [document.place.row for document in found.bad] == [1, 2, 4, 5]
+    assert [document.location.row for document in found.bad] == [1, 2, 4, 5]
     assert found.texts[0].lengths.tolist() == [1, 1]
 
 
@@ -54,7 +54,7 @@ def texts(tokens, lengths, num_empty):
 
 def test_a_record_adds_up_all_batches():
     batch = LineBatch("file", 1, 0, b'{"text": "a"}\n\n')
-    record = ShardRecord.empty(2, 2, "library", None)
+    record = TaskRecord.empty(2, 2, "library", None)
     bad = tokenize(LineBatch("file", 1, 0, b"bad\n"), ["text"], Refusing(), NOTHING).bad
     first = TokenizedBatch((texts([1, 2, 3], [2, 1], 4), texts([1], [1], 5)), bad, 7, ())
     second = TokenizedBatch((texts([1], [1], 1), texts([2, 2], [2], 2)), (), 2, ())

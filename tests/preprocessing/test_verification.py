@@ -7,7 +7,7 @@ import pytest
 
 from megatron_bfp import IndexedDatasetError
 from megatron_bfp.indexed_dataset import verify as token_verification
-from megatron_bfp.preprocessing.verification import verify_documents
+from megatron_bfp.preprocessing.write import verify_documents
 
 EOD = 9
 

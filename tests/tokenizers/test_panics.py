@@ -131,17 +131,27 @@ def test_a_fast_tokenizer_that_cannot_be_made_again_leaves_the_work_to_the_refer
         assert np.array_equal(fast.encode_batch(["a text"])[0], reference.encode_batch(["a text"])[0])
 
 
-def panic(task, report):
-    if task == 1:
-        raise PanicException("index\nout of bounds")
-    return lambda: task
+class Panicking:
+    """The work on a task; task 1 panics."""
+
+    def __init__(self, task):
+        self.task = task
+
+    def compute(self, report):
+        if self.task == 1:
+            raise PanicException("index\nout of bounds")
+
+    def finish(self):
+        return self.task
 
 
-def panic_finishing(task, report):
-    def finish():
-        return panic(task, report)()
+class PanickingLater(Panicking):
+    def compute(self, report):
+        pass
 
-    return finish
+    def finish(self):
+        super().compute(None)
+        return self.task
 
 
 class Strange(Exception):
@@ -151,27 +161,28 @@ class Strange(Exception):
         super().__init__(f"strange {one}")
 
 
-def raise_strange(task, report):
-    raise Strange(1, 2)
+class RaisingStrange(Panicking):
+    def compute(self, report):
+        raise Strange(1, 2)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("function", [panic, panic_finishing])
-def test_fault_B17_a_panic_elsewhere_names_its_task(workers, function, capfd):
+@pytest.mark.parametrize("make_work", [Panicking, PanickingLater])
+def test_fault_B17_a_panic_elsewhere_names_its_task(workers, make_work, capfd):
     with pytest.raises(InputError, match="^1: PanicException: index$"):
-        list(run_in_processes(function, range(3), workers, print))
+        list(run_in_processes(make_work, range(3), workers, print))
     assert "trying again" not in capfd.readouterr().err
 
 
 def test_an_error_that_cannot_travel_is_told(capfd):
     with pytest.raises(InputError, match="^0: Strange: strange 1$"):
-        list(run_in_processes(raise_strange, range(1), 2, print))
+        list(run_in_processes(RaisingStrange, range(1), 2, print))
     with pytest.raises(Strange):
-        list(run_in_processes(raise_strange, range(1), 1, print))
+        list(run_in_processes(RaisingStrange, range(1), 1, print))
 
 
 def test_ray_tells_of_a_panic():
     from megatron_bfp.preprocessing.executors.ray import _do
 
-    kind, error, _ = _do(panic, 1)
+    kind, error, _ = _do(Panicking, 1)
     assert kind == "raised" and isinstance(error, InputError) and str(error) == "1: PanicException: index"

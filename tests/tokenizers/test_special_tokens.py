@@ -224,7 +224,7 @@ def test_truncation_of_the_file_does_not_hide_its_bos(tmp_path):
 
 
 def test_verification_knows_the_template(write_dataset):
-    from megatron_bfp.preprocessing.verification import verify_documents
+    from megatron_bfp.preprocessing.write import verify_documents
 
     template = DocumentTemplate((9, 1), (9,))  # BOS is EOD, as in OPT's tokenizer
     dataset = write_dataset([[9, 1, 3, 9], [9, 1, 9]])

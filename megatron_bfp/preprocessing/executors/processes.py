@@ -1,10 +1,10 @@
 """Tasks done by processes of this machine. A process that is killed is named, and its tasks are tried again.
 
-The processes are forks: what was loaded before, as tokenizers are, is there at once and in memory once. So the function
-must not need threads that were started before, in this process or by a library.
+The processes are forks: tokenizers that were loaded before are available at once, and in memory once. So the work on a
+task must not need threads that were started before, in this process or by a library.
 
-A task has two parts: what needs a core, and finishing it, which waits for the disk. A process finishes one task in a
-thread while it computes the next, so that its core has something to do.
+The work on a task has two steps: ``compute`` needs a core, ``finish`` waits for the disk. A process finishes one task
+in a thread while it computes the next, so its core stays busy.
 """
 
 import multiprocessing
@@ -19,49 +19,56 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from ...errors import InputError
 from ...tokenizers.interface import first_line
 
 ATTEMPTS = 3
-"""How often a task is tried whose process is killed."""
+"""How often a task is tried if its process is killed."""
 REPORT_SECONDS = 0.5
+"""Between two reports of a worker process."""
 
-Function = Callable[[Any, Callable[[Any], None]], Callable[[], Any]]
-"""Takes a task and something that is told, in parts that can be added, how much of it is done. Returns what finishes
-the task and returns its result, and may be called on another thread while the next task is computed."""
+Report = Callable[[Any], None]
+"""Is told how much of a task is done, in parts that can be added."""
+
+
+class Work(Protocol):
+    """The work on one task."""
+
+    def compute(self, report: Report) -> None:
+        """Do what needs a core."""
+
+    def finish(self) -> Any:
+        """Wait for the disk, and return the task's result. Runs in another thread while the next task is computed."""
+
+
+MakeWork = Callable[[Any], Work]
+"""Makes the work on a task."""
 
 
 def run_in_processes(
-    function: Function, tasks: Iterable[Any], workers: int, report: Callable[[Any], None]
+    make_work: MakeWork, tasks: Iterable[Any], workers: int, report: Report
 ) -> Iterator[tuple[Any, Any]]:
-    """Do tasks, with one worker in this process.
+    """Do tasks. One worker is this process itself.
 
     Args:
-        function: is what it was when the call began. Tasks and results can be pickled.
+        make_work: is what it was when the call began. Tasks and results can be pickled.
         tasks: are taken as workers come free.
 
     Yields:
         Each task with its result, as they are done.
 
     Raises:
-        What ``function`` raises.
+        What the work raises.
         InputError: the process of a task was killed ``ATTEMPTS`` times.
     """
     if workers == 1:
-        for task in tasks:
-            try:
-                result = function(task, report)()
-            except BaseException as error:
-                if not is_panic(error):
-                    raise
-                raise portable(error, task) from None
-            yield task, result
+        yield from _run_here(make_work, tasks, report)
         return
     pool: list[_Worker] = []
     try:
-        yield from _run(function, iter(tasks), workers, report, pool)
+        yield from _run(make_work, iter(tasks), workers, report, pool)
     finally:
         for worker in pool:
             worker.process.kill()
@@ -69,8 +76,21 @@ def run_in_processes(
             worker.close()
 
 
+def _run_here(make_work: MakeWork, tasks: Iterable[Any], report: Report) -> Iterator[tuple[Any, Any]]:
+    for task in tasks:
+        try:
+            work = make_work(task)
+            work.compute(report)
+            result = work.finish()
+        except BaseException as error:
+            if not is_panic(error):
+                raise
+            raise portable(error, task) from None
+        yield task, result
+
+
 def _run(
-    function: Function, tasks: Iterator[Any], workers: int, report: Callable[[Any], None], pool: list["_Worker"]
+    make_work: MakeWork, tasks: Iterator[Any], workers: int, report: Report, pool: list["_Worker"]
 ) -> Iterator[tuple[Any, Any]]:
     killed: list[_Attempt] = []
     more = True
@@ -84,16 +104,18 @@ def _run(
                 more = False
                 continue
             if free is None:
-                free = _Worker(function)
+                free = _Worker(make_work)
                 pool.append(free)
             free.start(attempt)
-        busy = {worker.connection: worker for worker in pool if worker.attempts}
+        busy = [worker for worker in pool if worker.attempts]
         if not busy:
             return
-        for connection in wait(list(busy)):
-            worker = busy[connection]
+        ready = wait([worker.connection for worker in busy])
+        for worker in busy:
+            if worker.connection not in ready:
+                continue
             try:
-                kind, value = connection.recv()
+                kind, value = worker.connection.recv()
             except (EOFError, ConnectionError):
                 pool.remove(worker)
                 killed += worker.killed()
@@ -117,10 +139,10 @@ class _Attempt(NamedTuple):
 class _Worker:
     """A process that does one task after another, and finishes each while it computes the next."""
 
-    def __init__(self, function: Function) -> None:
+    def __init__(self, make_work: MakeWork) -> None:
         context = multiprocessing.get_context("fork")
         self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=_work, args=(function, theirs), daemon=True)
+        self.process = context.Process(target=_work, args=(make_work, theirs), daemon=True)
         self.attempts: list[_Attempt] = []
         """Those that have no result yet, in order."""
         self.is_free = True
@@ -138,7 +160,10 @@ class _Worker:
             pass  # it was killed while it was idle: reading from it says so
 
     def killed(self) -> list[_Attempt]:
-        """Say that it was killed; returns what to do again.
+        """Say that it was killed.
+
+        Returns:
+            The attempts to make again.
 
         Raises:
             InputError: the last of its tasks is not to be tried again.
@@ -159,7 +184,7 @@ class _Worker:
         self.connection.close()
 
 
-def _work(function: Function, connection: Connection) -> None:
+def _work(make_work: MakeWork, connection: Connection) -> None:
     """What a worker process does."""
     threading.Thread(target=_end_with_the_parent, daemon=True).start()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the workers are the parallelism
@@ -171,12 +196,7 @@ def _work(function: Function, connection: Connection) -> None:
                 task = connection.recv()
             except (EOFError, ConnectionError):
                 return
-            try:
-                finish = function(task, answers.add)
-            except BaseException as error:
-                if not isinstance(error, Exception) and not is_panic(error):
-                    raise
-                finish = partial(_raise, error)
+            finish = _computed(make_work, task, answers)
             answers.send_parts()
             if finishing is not None:
                 finishing.result()  # of the task before: no more than one waits for the disk
@@ -184,22 +204,34 @@ def _work(function: Function, connection: Connection) -> None:
             finishing = thread.submit(_finish, finish, answers, task)
 
 
+def _computed(make_work: MakeWork, task: Any, answers: "_Answers") -> Callable[[], Any]:
+    """Compute a task; what finishes it, or raises the error that it ended with."""
+    try:
+        work = make_work(task)
+        work.compute(answers.add)
+    except BaseException as error:
+        if not isinstance(error, Exception) and not is_panic(error):
+            raise
+        return partial(_raise, error)
+    return work.finish
+
+
 def _raise(error: BaseException) -> None:
     raise error
 
 
 def is_panic(error: BaseException) -> bool:
-    """Whether it is an error that ``except Exception`` lets pass and nobody asked for: a panic of Rust code."""
+    """Whether it is an error that ``except Exception`` does not catch and nobody asked for: a panic of Rust code."""
     return not isinstance(error, (Exception, KeyboardInterrupt, SystemExit, GeneratorExit))
 
 
 def portable(error: BaseException, task: Any) -> Exception:
-    """An error that another process can raise: this one, or one of ours that tells what it says."""
+    """An error that another process can raise: this one, or an ``InputError`` with its message."""
     if isinstance(error, Exception):
         with suppress(Exception):  # of classes that cannot be sent, or not be made again
             ForkingPickler.dumps(error)
-            make, arguments = error.__reduce__()[:2]
-            make(*arguments)
+            make, arguments, *_ = error.__reduce__()
+            make(*arguments)  # type: ignore[operator]  # for exceptions it is a tuple, though it may be a string
             return error
     return InputError(f"{task}: {type(error).__name__}: {first_line(error)}")
 
@@ -237,14 +269,15 @@ class _Answers:
 
 
 def _end_with_the_parent() -> None:
-    """A worker whose parent was killed would go on for a while."""
-    multiprocessing.parent_process().join()
+    """End this worker when its parent is killed; it would go on for a while."""
+    if parent := multiprocessing.parent_process():
+        parent.join()
     os._exit(1)
 
 
 @contextmanager
 def _signals_held() -> Iterator[None]:
-    """Hold back Ctrl-C and SIGTERM here, and for ever in processes started meanwhile: they are the parent's business.
+    """Hold back Ctrl-C and SIGTERM here, and for ever in processes started meanwhile: the parent deals with them.
 
     Both may reach a whole group of processes. The parent then ends the workers, without a traceback from each.
     """

@@ -1,4 +1,4 @@
-"""Decompressed bytes of a file, in constant memory. What compressed it is found by its first bytes, not by its name.
+"""Decompressed bytes of a file, in constant memory. The compression is detected from the content, not from the name.
 
 A compressed file is one or more *members* (gzip's word; zstd's frames, xz's and bzip2's streams) one after another. The
 libraries' own file objects stop quietly at what follows a member and is none, some also where a member is cut off. Here

@@ -1,4 +1,4 @@
-"""What readers and workers pass on: batches of raw documents with their places, records of texts, bad documents."""
+"""What readers and workers pass on: batches of raw documents with their locations, records of texts, bad documents."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -9,8 +9,8 @@ STANDARD_INPUT = "-"
 MAX_DOCUMENT_BYTES = 1 << 30
 
 
-class Place(NamedTuple):
-    """Where a raw document stands."""
+class Location(NamedTuple):
+    """Where a raw document is."""
 
     path: str
     line: int | None = None
@@ -36,17 +36,17 @@ class Place(NamedTuple):
 class BadDocument(NamedTuple):
     """A document that cannot be used."""
 
-    place: Place
+    location: Location
     reason: str
 
     def __str__(self) -> str:
-        return f"{self.place}: {self.reason}"
+        return f"{self.location}: {self.reason}"
 
 
 class Record(NamedTuple):
     """One document's texts."""
 
-    place: Place
+    location: Location
     texts: Sequence[str]
     """[keys]."""
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 
 from ...errors import InputError
 from .compression import compression_of
-from .documents import Place
+from .documents import Location
 
 BOM = b"\xef\xbb\xbf"
 CHECKED_BYTES = 1 << 20
@@ -88,7 +88,7 @@ def check_start(chunk: bytes, is_whole: bool, path: str, parse: Callable[[bytes]
     Raises:
         InputError: it is.
     """
-    name = Place(path).name
+    name = Location(path).name
     for magic, kind in MAGICS.items():
         if chunk.startswith(magic):
             raise InputError(f"{name}: is {kind}")
@@ -112,14 +112,14 @@ def _is_a_line_s_array(start: bytes) -> bool:
 def _reason_to_refuse(chunk: bytes, is_whole: bool, path: str, parse: Callable[[bytes], object]) -> str | None:
     """What is wrong with a file none of whose first lines is an object; None if one is, or if only lines are bad."""
     number, first_error = 0, ""
-    for place, line in _whole_lines(chunk, is_whole, path):
+    for location, line in _whole_lines(chunk, is_whole, path):
         try:
             if parse(line) is not None:
                 return None
         except ValueError as error:
             number += 1
-            first_error = first_error or f"{place}: {error}"
-    name, start = Place(path).name, chunk.removeprefix(BOM).lstrip()
+            first_error = first_error or f"{location}: {error}"
+    name, start = Location(path).name, chunk.removeprefix(BOM).lstrip()
     if kind := next((kind for magic, kind in TEXT_MAGICS.items() if start.startswith(magic)), None):
         return f"{name}: is {kind}"
     if start.startswith(b"{"):
@@ -134,7 +134,7 @@ def _reason_to_refuse(chunk: bytes, is_whole: bool, path: str, parse: Callable[[
     return None
 
 
-def _whole_lines(chunk: bytes, is_whole: bool, path: str) -> Iterator[tuple[Place, bytes]]:
+def _whole_lines(chunk: bytes, is_whole: bool, path: str) -> Iterator[tuple[Location, bytes]]:
     """The lines that are not blank, but for one at the end that the chunk may have cut."""
     begin, number = 0, 0
     while begin < len(chunk):
@@ -145,7 +145,7 @@ def _whole_lines(chunk: bytes, is_whole: bool, path: str) -> Iterator[tuple[Plac
         number += 1
         line = chunk[begin:end]
         if line.removeprefix(BOM).strip():
-            yield Place(path, number, begin), line
+            yield Location(path, number, begin), line
         begin = end + 1
 
 

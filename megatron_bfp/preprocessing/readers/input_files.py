@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ...errors import InputError, OptionError
-from .documents import STANDARD_INPUT, Place
+from .documents import STANDARD_INPUT, Location
 
 READABLE = "gz|zst|zstd|bz2|xz"
 UNREADABLE = "lz4|lzma|br|sz|snappy|z|lz|lzo|zip|7z|rar"
@@ -55,7 +55,7 @@ class LeftOut:
         files = "link" if self.reason == LOOP else "other file"
         number = f"{self.num_files} {files}{'' if self.num_files == 1 else 's'}"
         more = "" if self.num_files == 1 else " ..."
-        return f"{number} in the folders given not read ({self.reason}): {Place(self.first).name}{more}"
+        return f"{number} in the folders given not read ({self.reason}): {Location(self.first).name}{more}"
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def _matches(pattern: str, omissions: Omissions) -> list[str]:
     """The files that a pattern matches, and those of the folders it matches."""
     matches = sorted(set(matching_paths(pattern)))
     if not matches:
-        raise OptionError(f"--input {Place(pattern).name}: no file matches this pattern")
+        raise OptionError(f"--input {Location(pattern).name}: no file matches this pattern")
     folders = {path for path in matches if _is_folder(path)}
     files: list[str] = []
     omitted: Omissions = {}
@@ -164,10 +164,10 @@ def _matching(folder: str, parts: list[str], walked: set[tuple[Identity, int]]) 
             yield from _matching(path, rest, walked)
         return
     if part == "**":
-        place = _identity(folder or os.curdir), len(parts)
-        if place in walked:
+        visit = _identity(folder or os.curdir), len(parts)
+        if visit in walked:
             return
-        walked.add(place)
+        walked.add(visit)
         yield from _matching(folder, rest, walked)
     for entry in _listed(folder or os.curdir):
         path = os.path.join(folder, entry.name)
@@ -192,7 +192,7 @@ def _files_in(folder: str, omissions: Omissions) -> list[str]:
 
 def _no_data(value: str) -> OptionError:
     return OptionError(
-        f"--input {Place(value).name}: no file in this folder is named as data (.jsonl, .json, .ndjson, .parquet, "
+        f"--input {Location(value).name}: no file in this folder is named as data (.jsonl, .json, .ndjson, .parquet, "
         "compressed or not); name the files or give a pattern"
     )
 
@@ -265,7 +265,7 @@ def _listed(folder: str) -> list[os.DirEntry[str]]:
         with os.scandir(folder) as entries:
             return sorted(entries, key=lambda entry: entry.name)
     except OSError as error:
-        raise InputError(f"--input: the folder {Place(folder).name} cannot be listed: {error.strerror}") from None
+        raise InputError(f"--input: the folder {Location(folder).name} cannot be listed: {error.strerror}") from None
 
 
 def _is_entry_a_folder(entry: os.DirEntry[str], path: str) -> bool:
@@ -286,10 +286,10 @@ def _is_folder(path: str) -> bool:
     try:
         return stat.S_ISDIR(os.stat(path).st_mode)
     except (FileNotFoundError, NotADirectoryError):
-        name = f"--input {Place(path).name}"
+        name = f"--input {Location(path).name}"
         if not os.path.islink(path):
             raise OptionError(f"{name}: no such file") from None
-        target = Place(os.readlink(path)).name
+        target = Location(os.readlink(path)).name
         raise InputError(f"{name}: is a link to {target}, which is not there; mend the link or remove it") from None
     except OSError as error:
         raise _unreadable(path, error) from None
@@ -307,7 +307,7 @@ def _is_there(path: str) -> bool:
 
 
 def _unreadable(path: str, error: OSError) -> InputError:
-    return InputError(f"--input {Place(path).name}: cannot be read: {error.strerror}")
+    return InputError(f"--input {Location(path).name}: cannot be read: {error.strerror}")
 
 
 def _identity(path: str) -> Identity:
@@ -341,8 +341,8 @@ def _refuse_twice(paths: Sequence[str]) -> None:
 
 
 def _comes_twice(path: str, before: str) -> OptionError:
-    same = "is given twice" if before == path else f"is the same file as {Place(before).name}"
-    return OptionError(f"--input {Place(path).name}: {same}; give it once, or its documents come twice")
+    same = "is given twice" if before == path else f"is the same file as {Location(before).name}"
+    return OptionError(f"--input {Location(path).name}: {same}; give it once, or its documents come twice")
 
 
 def _warnings(paths: Sequence[str]) -> list[str]:
@@ -359,6 +359,6 @@ def _warnings(paths: Sequence[str]) -> list[str]:
     (first, second), more = pairs[0], len(pairs) - 1
     others = f" (and {more} more such pair{'' if more == 1 else 's'})" if more else ""
     return [
-        f"{Place(first).name} and {Place(second).name} are both read{others}; if one is a copy of the other, its "
+        f"{Location(first).name} and {Location(second).name} are both read{others}; if one is a copy of the other, its "
         "documents come twice"
     ]

@@ -8,7 +8,7 @@ from typing import BinaryIO
 from ...errors import InputError
 from . import parquet
 from .compression import chunks_of
-from .documents import STANDARD_INPUT, Batch, Place
+from .documents import STANDARD_INPUT, Batch, Location
 from .jsonl import LineBatch, count_line_starts, line_batches, line_chunks
 
 START_BYTES = 512
@@ -43,7 +43,7 @@ def read_batches(piece: Piece, keys: Sequence[str]) -> Iterator[tuple[Batch, flo
         InputError: the file cannot be read, or is none of these kinds.
         OptionError: a library for its kind is not installed.
     """
-    name, size = Place(piece.path).name, max(1, piece.num_bytes)
+    name, size = Location(piece.path).name, max(1, piece.num_bytes)
     try:
         with opened(piece.segment or piece.path) as file:
             if piece.segment:
@@ -71,7 +71,7 @@ def stream_batches(path: str) -> Iterator[LineBatch]:
         InputError: it cannot be read, or is no JSON Lines, compressed or not.
         OptionError: a library for its kind is not installed.
     """
-    name = Place(path).name
+    name = Location(path).name
     try:
         with opened(path) as file:
             start = start_of(file, START_BYTES)
@@ -93,7 +93,7 @@ def count_lines(piece: Piece) -> int:
             begin, end = (0, piece.num_bytes) if piece.segment else (piece.begin, piece.end or piece.num_bytes)
             return count_line_starts(file, begin, end)
     except OSError as error:
-        raise InputError(f"{Place(piece.path).name}: cannot be read: {error.strerror or error}") from None
+        raise InputError(f"{Location(piece.path).name}: cannot be read: {error.strerror or error}") from None
 
 
 def opened(path: str) -> BinaryIO:

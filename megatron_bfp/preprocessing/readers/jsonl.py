@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 from ...errors import InputError, OptionError
 from .compression import CHUNK_BYTES
-from .documents import MAX_DOCUMENT_BYTES, BadDocument, Place, Record, a_kind, encodable_text_of, text_of
+from .documents import MAX_DOCUMENT_BYTES, BadDocument, Location, Record, a_kind, encodable_text_of, text_of
 from .file_kinds import BOM, check_start
 
 BATCH_BYTES = 1 << 21
@@ -58,13 +58,13 @@ class LineBatch:
         loads = _fast_loads()
         content = memoryview(self.content)  # whose parts are no copies
         for number, (begin, end) in enumerate(self._lines, self.first_line):
-            place = Place(self.path, number, self.first_byte + begin)
+            location = Location(self.path, number, self.first_byte + begin)
             try:
                 document, checked = _parsed(content[begin:end], loads)
                 if document is not None:
-                    yield Record(place, [checked(_value(document, key), key) for key in keys])
+                    yield Record(location, [checked(_value(document, key), key) for key in keys])
             except ValueError as error:
-                yield BadDocument(place, str(error))
+                yield BadDocument(location, str(error))
 
     @cached_property
     def _lines(self) -> list[tuple[int, int]]:
@@ -108,7 +108,7 @@ def line_batches(
         size += len(chunk) - cut
         if size > MAX_DOCUMENT_BYTES:
             raise InputError(
-                f"{Place(path, line, byte)}: this line is longer than {MAX_DOCUMENT_BYTES >> 30} GiB; is it JSON?"
+                f"{Location(path, line, byte)}: this line is longer than {MAX_DOCUMENT_BYTES >> 30} GiB; is it JSON?"
             )
     if size:
         yield LineBatch(path, line, byte, b"".join(unfinished))
@@ -257,7 +257,7 @@ def _value(document: dict[str, Any], key: str) -> object:
 def missing_key(key: str, keys: Collection[str], kind: str = "key") -> str:
     """Says that a key is missing, which there are, and which of them may have been meant.
 
-    Of many keys some are named, and of what is too long for a key, as texts are that stand in its place, nothing.
+    Of many keys only some are named. Keys that are too long to be keys are not shown: they may be texts.
     """
     short = sorted(name for name in keys if len(name) <= LONGEST_SHOWN_KEY)
     spellings = {name.lower(): name for name in short}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from ...errors import InputError, OptionError
-from .documents import MAX_DOCUMENT_BYTES, BadDocument, Place, Record
+from .documents import MAX_DOCUMENT_BYTES, BadDocument, Location, Record
 from .jsonl import missing_key
 
 MAGIC = b"PAR1"
@@ -35,11 +35,11 @@ class RowBatch:
     def records(self, keys: Sequence[str]) -> Iterator[Record | BadDocument]:
         """Each row's texts under ``keys``, the ones the batch was read for, or what is wrong with it."""
         for number, values in enumerate(zip(*self.columns, strict=True), self.first_row):
-            place = Place(self.path, row=number)
+            location = Location(self.path, row=number)
             try:
-                yield Record(place, [_text(value, key) for value, key in zip(values, keys, strict=True)])
+                yield Record(location, [_text(value, key) for value, key in zip(values, keys, strict=True)])
             except ValueError as error:
-                yield BadDocument(place, str(error))
+                yield BadDocument(location, str(error))
 
 
 def row_group_sizes(file: BinaryIO, path: str) -> list[int]:
@@ -69,7 +69,7 @@ def row_batches(
         InputError: the file is damaged, or a column is missing or holds no text.
         OptionError: pyarrow is not installed.
     """
-    name = Place(path).name
+    name = Location(path).name
     with _opened(file, path) as parquet:
         row = 1
         try:
@@ -113,28 +113,32 @@ def _errors() -> tuple[type[Exception], ...]:
 
 def _damaged(path: str, row: int, error: Exception) -> InputError:
     reason = str(error).strip().split("\n")[0]
-    return InputError(f"{Place(path).name}: damaged or unusual Parquet, from row {row} on: {reason}")
+    return InputError(f"{Location(path).name}: damaged or unusual Parquet, from row {row} on: {reason}")
 
 
 def _rows_a_batch(metadata: Any, group: int, keys: Sequence[str]) -> int:
     """Rows of a row group that hold about ``BATCH_BYTES`` of the values under ``keys``."""
     row_group = metadata.row_group(group)
-    places = [place for place in range(len(metadata.schema)) if metadata.schema.column(place).path in keys]
-    size = sum(row_group.column(place).total_uncompressed_size for place in places)
+    columns = [index for index in range(len(metadata.schema)) if metadata.schema.column(index).path in keys]
+    size = sum(row_group.column(index).total_uncompressed_size for index in columns)
     return max(1, min(MAX_ROWS, BATCH_BYTES * row_group.num_rows // max(1, size)))
 
 
 def _column_of(schema: Any, key: str, name: str) -> str:
-    """The column or field to read for a key; what is not there, is there more than once, or is no text is refused.
+    """The column or field to read for a key.
 
-    A column of null type has no value in any row, and so what would be in it has none: its writer knew no type for it.
+    A column of null type has no value in any row, and neither has any field of it: its writer knew no type for it.
+
+    Raises:
+        InputError: it is missing, is there more than once, or holds no text.
     """
     import pyarrow.types as types
 
-    found, names, fields = None, schema.names, list(schema)
+    names, fields = schema.names, list(schema)
+    kind: Any = None
     path = [key] if key in names else key.split(".")
     for depth, part in enumerate(path):
-        if found is not None and types.is_null(found):
+        if kind is not None and types.is_null(kind):
             return ".".join(path[:depth])
         parts = [field.type for field in fields if field.name == part]
         if not parts:
@@ -144,13 +148,13 @@ def _column_of(schema: Any, key: str, name: str) -> str:
                 f"{name}: has {len(parts)} columns named {part!r}; which of them holds the texts is not known; "
                 "write it with one of them"
             )
-        found = parts[0]
-        fields = list(found) if types.is_struct(found) else []
-    kind = found.value_type if types.is_dictionary(found) else found
+        kind = parts[0]
+        fields = list(kind) if types.is_struct(kind) else []
+    value_kind = kind.value_type if types.is_dictionary(kind) else kind
     is_text = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
     is_view = (types.is_string_view, types.is_binary_view)
-    if not any(test(kind) for test in (*is_text, *is_view, types.is_null)):
-        raise InputError(f"{name}: column {key!r} holds {found}, not text")
+    if not any(test(value_kind) for test in (*is_text, *is_view, types.is_null)):
+        raise InputError(f"{name}: column {key!r} holds {kind}, not text")
     return key
 
 

@@ -47,7 +47,7 @@ def test_what_is_no_document_is_named(line, reason):
 def test_places_count_lines_and_bytes():
     batch = LineBatch("file", 5, 100, b'\n{"text": "a"}\r\nx\n\xef\xbb\xbf{"text": "b"}\n')
     good, bad, last = batch.records(["text"])
-    assert [(document.place.line, document.place.byte) for document in (good, bad, last)] == [
+    assert [(document.location.line, document.location.byte) for document in (good, bad, last)] == [
         (6, 101),
         (7, 116),
         (8, 118),

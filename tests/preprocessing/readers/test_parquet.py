@@ -51,8 +51,8 @@ def test_every_column_of_texts_is_read(kind, store_schema):
         column = pyarrow.array(TEXTS, kind)
     records = read(written({"id": [1] * 5, "text": column}, store_schema=store_schema))
     assert [record.texts[0] for record in records] == TEXTS
-    assert [record.place.row for record in records] == [1, 2, 3, 4, 5]
-    assert str(records[0].place) == "file: row 1"
+    assert [record.location.row for record in records] == [1, 2, 3, 4, 5]
+    assert str(records[0].location) == "file: row 1"
 
 
 @pytest.mark.parametrize("codec", ["none", "snappy", "gzip", "zstd", "brotli", "lz4"])
@@ -60,7 +60,7 @@ def test_row_groups_and_codecs(codec):
     texts = [f"document {number} " * (number % 50) for number in range(5000)]
     records = read(written({"text": texts}, row_group_size=700, compression=codec, data_page_size=1000))
     assert [record.texts[0] for record in records] == texts
-    assert [record.place.row for record in records] == list(range(1, 5001))
+    assert [record.location.row for record in records] == list(range(1, 5001))
 
 
 def test_nulls_and_what_is_not_utf_8_are_bad_rows():
@@ -141,7 +141,7 @@ def test_fault_B06_a_column_without_a_type_holds_bad_documents():
     ] * 2
     for kind in (pyarrow.string(), pyarrow.null()):  # the same of both
         content = written({"text": pyarrow.array([None] * 3, kind)})
-        assert [record.place.row for record in read(content)] == [1, 2, 3]
+        assert [record.location.row for record in read(content)] == [1, 2, 3]
     with pytest.raises(InputError, match="no column 'meta.none'"):
         read(structs, "meta.none")
 

@@ -1,4 +1,4 @@
-"""One process at a time in a run's folder, also where locks are each machine's own."""
+"""One process at a time in a folder, also where locks are each machine's own."""
 
 import fcntl
 import os
@@ -7,17 +7,17 @@ import time
 
 import pytest
 
+from megatron_bfp import files
 from megatron_bfp.errors import OptionError
-from megatron_bfp.preprocessing import job_folder as run_folder
-from megatron_bfp.preprocessing import lease
-from megatron_bfp.preprocessing.job_folder import RunFolder
-from megatron_bfp.preprocessing.lease import Lease, TakenError, kernel_id
+from megatron_bfp.files import Lease, TakenError, kernel_id
+from megatron_bfp.preprocessing import job_folder
+from megatron_bfp.preprocessing.job_folder import JobFolder
 
 
 @pytest.fixture
 def path(tmp_path, monkeypatch):
-    monkeypatch.setattr(lease, "BEAT_SECONDS", 0.05)
-    monkeypatch.setattr(lease, "WATCHED_SECONDS", 0.5)
+    monkeypatch.setattr(files, "BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(files, "WATCHED_SECONDS", 0.5)
     return str(tmp_path / "lock")
 
 
@@ -26,7 +26,7 @@ def other_machine(monkeypatch):
     """What follows runs on another machine with the same host name, whose locks are its own."""
 
     def move():
-        monkeypatch.setattr(lease, "kernel_id", lambda: "another-kernel")
+        monkeypatch.setattr(files, "kernel_id", lambda: "another-kernel")
         monkeypatch.setattr(fcntl, "flock", lambda *_: None)
 
     return move
@@ -95,12 +95,12 @@ def test_a_fork_of_the_owner_does_not_keep_it(path):
     os.waitpid(child, 0)
 
 
-def test_a_run_s_folder_names_who_has_it(path, tmp_path, monkeypatch):
-    monkeypatch.setattr(run_folder, "LOCK_SECONDS", 0)
+def test_a_job_s_folder_names_who_has_it(path, tmp_path, monkeypatch):
+    monkeypatch.setattr(job_folder, "LOCK_SECONDS", 0)
     folder = str(tmp_path / "out.shards")
-    with RunFolder(folder, {}, False):
+    with JobFolder(folder, {}, False):
         with pytest.raises(
             OptionError, match=rf"another process is writing these datasets \(.*, process {os.getpid()}\)"
         ):
-            RunFolder(folder, {}, False).__enter__()
+            JobFolder(folder, {}, False).__enter__()
     assert not os.path.exists(folder)
