@@ -19,7 +19,7 @@ class TokenizedTexts:
     lengths: np.ndarray
     """int64 [documents], special tokens included."""
     num_empty: int
-    """Texts without a character but white space, or without a token; they are left out."""
+    """Texts that are empty, hold only white space, or give no token; they are left out."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class TokenizedBatch:
 
 
 def tokenize(batch: Batch, keys: Sequence[str], tokenizer: Tokenizer, template: DocumentTemplate) -> TokenizedBatch:
-    """Parse and tokenize a batch. A document that is bad under one key is bad under all.
+    """Parse and tokenize a batch. A document that is bad under one key is bad under all keys.
 
     Args:
         template: the special tokens around each document.
@@ -45,19 +45,21 @@ def tokenize(batch: Batch, keys: Sequence[str], tokenizer: Tokenizer, template: 
     Raises:
         OptionError: a library that the batch needs is not installed.
     """
-    records: list[Record] = []
-    bad: list[BadDocument] = []
-    for document in batch.records(keys):
-        (records if isinstance(document, Record) else bad).append(document)
-    num_documents = len(records) + len(bad)
+    documents = list(batch.records(keys))
+    records = [document for document in documents if isinstance(document, Record)]
+    bad = [document for document in documents if isinstance(document, BadDocument)]
     try:
         texts = _tokenize_records(records, len(keys), tokenizer, template)
     except TokenizingError:
         records, more_bad = _encodable(records, tokenizer)
-        bad = sorted([*bad, *more_bad], key=lambda document: document.location.row or document.location.line)
+        bad = sorted([*bad, *more_bad], key=_position)
         texts = _tokenize_records(records, len(keys), tokenizer, template)
     sample = tuple(records[len(records) // 2].texts) if records else ()
-    return TokenizedBatch(texts, tuple(bad), num_documents, sample)
+    return TokenizedBatch(texts, tuple(bad), len(documents), sample)
+
+
+def _position(document: BadDocument) -> int:
+    return document.location.row or document.location.line or 0
 
 
 def _tokenize_records(
@@ -78,7 +80,7 @@ def _tokenize_texts(texts: list[str], tokenizer: Tokenizer, template: DocumentTe
 
 
 def _encodable(records: list[Record], tokenizer: Tokenizer) -> tuple[list[Record], list[BadDocument]]:
-    """The records that the tokenizer's library can encode, one by one, and the others."""
+    """Encode records one by one: those that the tokenizer's library can encode, and the others."""
     good, bad = [], []
     for record in records:
         try:

@@ -1,4 +1,4 @@
-"""Reading a tokenizer's file, and what to say where it is not there or not of the type that was named."""
+"""Reading a tokenizer's file, and what to say if it is missing or of another type than was named."""
 
 import json
 import os
@@ -49,30 +49,32 @@ def file_in_folder(folder: str) -> str:
 
 
 def not_of_type(path: str, content: bytes, tokenizer_type: str, error: object) -> OptionError:
-    """What to raise where a file is not of the form that a tokenizer type reads.
+    """What to raise if a file is not of the form that a tokenizer type reads.
 
     Args:
         error: what the type's library says.
     """
     other = type_of(content)
-    is_other = other not in (None, tokenizer_type)
-    hint = f"; it is {FORMS[other]}: give --tokenizer-type {other}" if is_other else f": {error}"
+    if other is None or other == tokenizer_type:
+        hint = f": {error}"
+    else:
+        hint = f"; it is {FORMS[other]}: give --tokenizer-type {other}"
     return OptionError(f"--tokenizer-model {path}: not {FORMS[tokenizer_type]}{hint}")
 
 
 def type_of(content: bytes) -> str | None:
-    """The tokenizer type that reads a file; None if that is not seen."""
+    """The tokenizer type that reads a file, detected from its content; None if it is unknown."""
     if SENTENCEPIECE_START.match(content):
         return "SentencePieceTokenizer"
     if TIKTOKEN_LINE.match(content):
         return "TikTokenizer"
     try:
-        found = json.loads(content)
+        parsed = json.loads(content)
     except (ValueError, RecursionError):
         return None
-    if isinstance(found, list) and found and isinstance(found[0], dict) and "token_bytes" in found[0]:
+    if isinstance(parsed, list) and parsed and isinstance(parsed[0], dict) and "token_bytes" in parsed[0]:
         return "TikTokenizer"
-    if isinstance(found, dict) and isinstance(found.get("model"), dict) and "vocab" in found["model"]:
+    if isinstance(parsed, dict) and isinstance(parsed.get("model"), dict) and "vocab" in parsed["model"]:
         return "HuggingFaceTokenizer"
     return None
 
@@ -92,7 +94,7 @@ def _in(folder: str) -> str:
 
 
 def _advice(folder: str) -> str:
-    """How to come by a ``tokenizer.json``, from what the folder has instead."""
+    """How to get a ``tokenizer.json`` from what the folder has instead."""
     names = set(os.listdir(folder))
     models = sorted(name for name in names if name.endswith(".model"))
     if models:

@@ -25,12 +25,12 @@ class HuggingFaceTokenizer(Tokenizer):
         path: the file, or a folder that holds it.
         eod_token: text of the end-of-document token. Without it, a folder's tokenizer_config.json must name an
             ``eos_token``.
-        needs_eod: whether it is an error that there is none.
+        needs_eod: whether a missing EOD is an error.
         bos_token: text of the token that begins a document. Without it, the ``bos_token`` of a folder's
             tokenizer_config.json, else the first token that the post-processor puts before a text.
 
     Raises:
-        OptionError: there is no such file, it is not a tokenizer, or there is no EOD.
+        OptionError: the file cannot be read, is not a tokenizer, or there is no EOD.
     """
 
     def __init__(
@@ -44,7 +44,8 @@ class HuggingFaceTokenizer(Tokenizer):
         content = self._read(file_path)
         config = _configuration(path)
         eod_token = eod_token if eod_token is not None else config.eos
-        self._markers = {eod_token, bos_token if bos_token is not None else config.bos} - {None}
+        bos_name = bos_token if bos_token is not None else config.bos
+        self._markers = {token for token in (eod_token, bos_name) if token is not None}
         with library_errors(lambda error: not_of_type(file_path, content, "HuggingFaceTokenizer", error)):
             description = json.loads(content)
             library = Library.from_str(json.dumps(description))
@@ -58,20 +59,21 @@ class HuggingFaceTokenizer(Tokenizer):
         self.vocab_size = max(vocabulary.values(), default=-1) + 1
         if eod_token is None and needs_eod:
             raise has_no_eod(path)
-        if eod_token is not None and eod_token not in vocabulary:
-            raise OptionError(f"--eod-token {eod_token!r}: not in the vocabulary of {file_path}")
-        if bos_token is not None and bos_token not in vocabulary:
-            raise OptionError(f"--bos-token {bos_token!r}: not in the vocabulary of {file_path}")
+        for option, token in (("--eod-token", eod_token), ("--bos-token", bos_token)):
+            if token is not None and token not in vocabulary:
+                raise OptionError(f"{option} {token!r}: not in the vocabulary of {file_path}")
         self.eod = None if eod_token is None else vocabulary[eod_token]
-        first = self.library_adds_before[0] if self.library_adds_before else None
-        self.bos = vocabulary.get(bos_token if bos_token is not None else config.bos, first)
+        if bos_name is not None and bos_name in vocabulary:
+            self.bos = vocabulary[bos_name]
+        else:
+            self.bos = self.library_adds_before[0] if self.library_adds_before else None
         if config.adds_bos is not None and config.adds_bos != bool(self.library_adds_before):
             self.warning = (
                 f"{file_path} {'adds' if self.library_adds_before else 'adds no'} BOS, which is what Megatron with "
                 f"transformers 5 writes; its tokenizer_config.json has add_bos_token {str(config.adds_bos).lower()}, "
                 "which older versions go by. --append-bos or --no-append-bos decides"
             )
-        if needs_eod and self.eod in self.encode_batch([eod_token])[0]:
+        if needs_eod and eod_token is not None and self.eod in self.encode_batch([eod_token])[0]:
             raise self._eod_is_in_texts(eod_token)
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
@@ -121,7 +123,7 @@ class HuggingFaceTokenizer(Tokenizer):
         return library, added, byte_level_alphabet() if _is_byte_level(description) else {}
 
     def _refuse_special_texts(self, description: dict[str, Any], vocabulary: dict[str, int]) -> None:
-        """Some models have their special tokens in the vocabulary itself, and would find them in a text."""
+        """Refuse models that have their special tokens in the vocabulary itself, and so can make them of a text."""
         for token in description.get("added_tokens") or []:
             text = token["content"]
             if token.get("special") and vocabulary[text] in self.encode_batch([text])[0]:
@@ -146,7 +148,7 @@ def _added_around(library: Any, vocabulary: dict[str, int]) -> tuple[tuple[int, 
     else:
         return (), ()
     processed = library.encode(text)
-    of_text = [place for place, sequence in enumerate(processed.sequence_ids) if sequence is not None]
+    of_text = [index for index, sequence in enumerate(processed.sequence_ids) if sequence is not None]
     begin, end = of_text[0], of_text[-1] + 1
     if processed.ids[begin:end] != ids:
         raise ValueError("its post-processor does more than to add tokens before and after a text")
@@ -164,14 +166,18 @@ def _without_special_tokens(description: dict[str, Any], markers: set[str]) -> d
     return description | {"added_tokens": added, "post_processor": None, "truncation": None, "padding": None}
 
 
-def _renumbering(found: dict[str, int], wanted: dict[str, int]) -> np.ndarray:
+def _renumbering(renumbered: dict[str, int], vocabulary: dict[str, int]) -> np.ndarray:
     """int32 [tokens]: the true id of each id that the tokenizer without special tokens gives.
 
-    The library numbers added tokens that are not in the model anew when others are left out.
+    If added tokens are left out, the library renumbers the other added tokens that are not in the model.
+
+    Args:
+        renumbered: token -> id without special tokens.
+        vocabulary: token -> true id.
     """
-    ids = np.full(max(found.values(), default=-1) + 1, -1, dtype=np.int32)
-    for token, number in found.items():
-        ids[number] = wanted[token]
+    ids = np.full(max(renumbered.values(), default=-1) + 1, -1, dtype=np.int32)
+    for token, number in renumbered.items():
+        ids[number] = vocabulary[token]
     return ids
 
 
@@ -185,26 +191,26 @@ def byte_level_alphabet() -> dict[str, bytes]:
     """GPT-2's character for each byte: visible ones stand for themselves, the rest are numbered from U+0100 on."""
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in visible]
-    characters = [*map(chr, visible), *(chr(0x100 + place) for place in range(len(hidden)))]
+    characters = [*map(chr, visible), *(chr(0x100 + number) for number in range(len(hidden)))]
     return {character: bytes([byte]) for character, byte in zip(characters, visible + hidden)}
 
 
 class _Configuration(NamedTuple):
-    """What a tokenizer's folder says beside its ``tokenizer.json``."""
+    """What a tokenizer's folder says in files beside its ``tokenizer.json``."""
 
     eos: str | None = None
     bos: str | None = None
     adds_bos: bool | None = None
-    """``add_bos_token``; None if it is not there."""
+    """``add_bos_token``; None if it is missing."""
 
 
 def _configuration(path: str) -> _Configuration:
-    """Of a tokenizer's folder; empty for a file. As in Megatron, [SEP] and [CLS] stand in for EOS and BOS."""
-    found = _read_configuration(os.path.join(path, "special_tokens_map.json"))
+    """A tokenizer folder's configuration; empty for a file. As in Megatron, [SEP] and [CLS] replace EOS and BOS."""
+    settings = _read_configuration(os.path.join(path, "special_tokens_map.json"))
     config_path = os.path.join(path, "tokenizer_config.json")
-    found |= {name: value for name, value in _read_configuration(config_path).items() if value is not None}
-    tokens = {name: _token_text(found.get(f"{name}_token"), config_path) for name in ("eos", "sep", "bos", "cls")}
-    adds_bos = found.get("add_bos_token")
+    settings |= {name: value for name, value in _read_configuration(config_path).items() if value is not None}
+    tokens = {name: _token_text(settings.get(f"{name}_token"), config_path) for name in ("eos", "sep", "bos", "cls")}
+    adds_bos = settings.get("add_bos_token")
     return _Configuration(
         tokens["eos"] if tokens["eos"] is not None else tokens["sep"],
         tokens["bos"] if tokens["bos"] is not None else tokens["cls"],
@@ -217,17 +223,17 @@ def _read_configuration(path: str) -> dict[str, Any]:
         return {}
     try:
         with open(path, encoding="utf-8") as file:
-            found = json.load(file)
+            settings = json.load(file)
     except (OSError, ValueError) as error:
         raise OptionError(f"--tokenizer-model {path}: not a tokenizer's configuration: {error}") from None
-    if not isinstance(found, dict):
-        raise OptionError(f"--tokenizer-model {path}: not a tokenizer's configuration: it is no JSON object")
-    return found
+    if not isinstance(settings, dict):
+        raise OptionError(f"--tokenizer-model {path}: not a tokenizer's configuration: it is not a JSON object")
+    return settings
 
 
 def _token_text(token: Any, path: str) -> str | None:
     if isinstance(token, dict):
         token = token.get("content")
     if token is not None and not isinstance(token, str):
-        raise OptionError(f"--tokenizer-model {path}: one of its special tokens is no text: {token!r}")
+        raise OptionError(f"--tokenizer-model {path}: one of its special tokens is not text: {token!r}")
     return token

@@ -1,7 +1,7 @@
 """What every tokenizer gives: token ids, and what Megatron asks of a tokenizer (``vocab_size``, ``eod``, ``pad``).
 
 Text is text: a document may contain the characters ``<|endoftext|>``, and they must not become the end-of-document
-token. Tokenizer libraries do that to special tokens they find in a text, so encoding runs without them.
+token. Tokenizer libraries turn the texts of special tokens into these tokens, so they encode without knowing them.
 """
 
 import hashlib
@@ -23,11 +23,11 @@ class Tokenizer(ABC):
     Attributes:
         path: of the file it was loaded from.
         vocab_size: the highest token id and one more.
-        eod: id of the end-of-document token, None for none.
-        bos: id of the token that begins a document where one is asked for, None for none.
+        eod: id of the end-of-document token; None for none.
+        bos: id of the token that begins a document if one is asked for; None for none.
         library_adds_before, library_adds_after: ids that the library adds to each text when it is called as Megatron's
             tool calls it. ``encode_batch`` leaves them out; ``special_tokens`` says what is written.
-        warning: what people should know before they tokenize with it, None for nothing.
+        warning: what people should know before they tokenize with it; None for nothing.
         pad: always -1, the id Megatron uses for "none": masks come from positions.
     """
 
@@ -51,18 +51,18 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def reserved_texts(self) -> list[str]:
-        """Texts of tokens that are no ordinary piece: special, control, user-defined and added ones."""
+        """Texts of tokens that are not ordinary pieces: special, control, user-defined and added ones."""
 
     @abstractmethod
     def pieces(self, ids: Sequence[int]) -> list[bytes]:
-        """The text of each token, in UTF-8. A token may hold a part of a character's bytes.
+        """The text of each token, in UTF-8. A token may hold only some of a character's bytes.
 
         Raises:
             OptionError: a token is not in the vocabulary.
         """
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of tokens, special ones included; U+FFFD for what is cut off of a character at either end.
+        """The text of tokens, special ones included. Characters that are cut at either end are U+FFFD.
 
         Raises:
             As ``pieces``.
@@ -71,7 +71,7 @@ class Tokenizer(ABC):
 
     @cached_property
     def unique_identifiers(self) -> dict[str, Any]:
-        """What tells this tokenizer from others, for Megatron's dataset caches."""
+        """What distinguishes this tokenizer from others, for Megatron's dataset caches."""
         return {
             "class": type(self).__name__,
             "sha256": hashlib.sha256(self._content).hexdigest(),
@@ -84,7 +84,7 @@ class Tokenizer(ABC):
         return self._content
 
     def _eod_is_in_texts(self, text: str) -> OptionError:
-        """What to raise where a text's own characters can become the EOD."""
+        """What to raise if a text's own characters can become the EOD."""
         return OptionError(
             f"--tokenizer-model {self.path}: turns the text {text!r} into the end-of-document token, which would end "
             "documents where they do not end; choose another --eod-token, or a tokenizer that keeps it out of its model"
@@ -102,7 +102,7 @@ class TokenizingError(Exception):
 
 @contextmanager
 def library_errors(replaced_by: Callable[[BaseException], Exception]) -> Iterator[None]:
-    """Raise what a tokenizer's library raises, panics of its Rust code included, as ``replaced_by`` makes of it."""
+    """Replace errors of a tokenizer's library, panics of its Rust code included, by those of ``replaced_by``."""
     try:
         yield
     except (BFPError, TokenizingError):
@@ -114,7 +114,7 @@ def library_errors(replaced_by: Callable[[BaseException], Exception]) -> Iterato
 
 
 def is_from_library(error: BaseException) -> bool:
-    """Whether an error is a library's. A panic of Rust code (``pyo3_runtime.PanicException``) is no Exception."""
+    """Whether an error is a library's. A panic of Rust code (``pyo3_runtime.PanicException``) is not an Exception."""
     if isinstance(error, MemoryError):
         return False
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
@@ -126,5 +126,5 @@ def first_line(error: BaseException) -> str:
 
 
 def has_no_eod(path: str) -> OptionError:
-    """What to raise where a tokenizer names no EOD and none was given."""
+    """What to raise if a tokenizer names no EOD and none was given."""
     return OptionError(f"--tokenizer-model {path}: names no end-of-document token; give it with --eod-token")

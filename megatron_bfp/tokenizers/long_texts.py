@@ -1,8 +1,8 @@
 """Long texts encoded part by part, for libraries that need many times a text's size to encode it at once.
 
 The ids are those of the whole text. A text is cut only where a tokenizer is likely to have a boundary anyway, and only
-if the characters around the cut have the same ids in one piece as in two. A text without such a place, as a long run of
-one letter, stays whole: that costs memory, not exactness.
+if the characters around the cut have the same ids in one piece as in two. A text that cannot be cut so, as a long run
+of one letter, stays whole: that costs memory, not exactness.
 """
 
 import re
@@ -12,13 +12,13 @@ from itertools import islice
 import numpy as np
 
 LONG = 1 << 20
-"""Characters from which a text is cut."""
+"""Characters: longer texts are cut."""
 PART = 1 << 18
-"""Characters of a part, at least."""
+"""The smallest number of characters of a part."""
 WINDOW = 256
 """Characters on either side of a cut that are compared."""
 TRIES = 16
-"""Places that are compared before a part is made longer."""
+"""Candidates for a cut that are compared before a part is made longer."""
 
 _CANDIDATE = re.compile(
     r"(?<=[A-Za-z]) (?=[A-Za-z])"  # between two words
@@ -47,23 +47,23 @@ def _encode_long(text: str, encode: Encode) -> np.ndarray:
 
 
 def _parts(text: str, encode: Encode) -> Iterator[str]:
-    begin, place = 0, PART
-    while place < len(text):
-        cut = _find_cut(text, place, encode)
+    begin, first = 0, PART
+    while first < len(text):
+        cut = _find_cut(text, first, encode)
         if cut is not None:
             end, next_begin = cut
             yield text[begin:end]
-            begin = place = next_begin
-        place += PART
+            begin = first = next_begin
+        first += PART
     yield text[begin:]
 
 
-def _find_cut(text: str, place: int, encode: Encode) -> tuple[int, int] | None:
-    """End of one part and begin of the next.
+def _find_cut(text: str, first: int, encode: Encode) -> tuple[int, int] | None:
+    """The end of one part and the beginning of the next, at the character ``first`` or after it.
 
-    Some tokenizers put a space in front of a text. There the next part must do without its own, and begins behind it.
+    Some tokenizers put a space in front of a text. With them, the next part begins behind its own space.
     """
-    for match in islice(_CANDIDATE.finditer(text, place, place + PART), TRIES):
+    for match in islice(_CANDIDATE.finditer(text, first, first + PART), TRIES):
         for begin in sorted({match.start(), match.end()}):
             if _is_safe(text, match.start(), begin, encode):
                 return match.start(), begin

@@ -1,5 +1,6 @@
-"""Tokenizers by Megatron's names for them. Text is text with each: see ``tokenizer_interface``."""
+"""Tokenizers by Megatron's names for them. Each treats text as text: see ``interface``."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..errors import OptionError
@@ -9,7 +10,7 @@ from .sentencepiece import SentencePieceTokenizer
 from .special_tokens import DocumentTemplate, document_template
 from .tiktoken import TikTokenizer, TiktokenOptions
 
-TOKENIZER_TYPES: dict[str, type[Tokenizer]] = {
+TOKENIZER_TYPES: dict[str, Callable[..., Tokenizer]] = {
     "HuggingFaceTokenizer": HuggingFaceTokenizer,
     "SentencePieceTokenizer": SentencePieceTokenizer,
     "TikTokenizer": TikTokenizer,
@@ -27,7 +28,7 @@ def load_tokenizer(
     """The tokenizer that Megatron's ``--tokenizer-type`` and ``--tokenizer-model`` name.
 
     Raises:
-        OptionError: no such type, or as the type's class.
+        OptionError: there is no such type; or as the type's class.
     """
     if tokenizer_type not in TOKENIZER_TYPES:
         raise OptionError(f"--tokenizer-type {tokenizer_type}: choose one of {', '.join(TOKENIZER_TYPES)}")
@@ -47,7 +48,7 @@ class TokenizerOptions:
     tiktoken: TiktokenOptions = TiktokenOptions()
     bos_token: str | None = None
     append_bos: bool | None = None
-    """None for as Megatron's own tool does with this tokenizer."""
+    """None for what Megatron's own tool does with this tokenizer."""
 
     def load(self) -> Tokenizer:
         """The tokenizer.
@@ -76,9 +77,11 @@ class TokenizerOptions:
         Args:
             tokenizer: as ``load`` returns it.
         """
-        template, found = self.template(tokenizer), [tokenizer.warning] if tokenizer.warning else []
+        template, warnings = self.template(tokenizer), [tokenizer.warning] if tokenizer.warning else []
         if self.eod_token is not None and not template.ends_in(tokenizer.eod):
-            found.append(f"--eod-token {self.eod_token}: no document ends in it, because --append-eod is not given")
+            warnings.append(f"--eod-token {self.eod_token}: no document ends in it, because --append-eod is not given")
         if self.bos_token is not None and tokenizer.bos not in template.before:
-            found.append(f"--bos-token {self.bos_token}: no document begins with it, because --append-bos is not given")
-        return found
+            warnings.append(
+                f"--bos-token {self.bos_token}: no document begins with it, because --append-bos is not given"
+            )
+        return warnings

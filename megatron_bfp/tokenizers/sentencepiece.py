@@ -1,9 +1,9 @@
 """A SentencePiece ``.model``, run by the ``sentencepiece`` library.
 
-Control pieces (``</s>``) are never found in a text by the library, but user-defined ones are. Some of these stand for
+The library never encodes a text as control pieces (``</s>``), but it does as user-defined ones. Some of these stand for
 text (a run of spaces), some are markers (``[SUFFIX]``, ``<|im_end|>``), and the model does not say which. Those in
-brackets, and the EOD, are taken for markers: they are made control pieces before the library sees the model. So an HTML
-tag that has a piece of its own, as ``<table>`` in some models, is encoded as the ordinary text it is.
+brackets, the BOS and the EOD are taken for markers: they are made control pieces before the library sees the model. So
+an HTML tag that has a piece of its own, as ``<table>`` in some models, is encoded as the ordinary text it is.
 """
 
 import re
@@ -17,7 +17,6 @@ from .interface import Tokenizer, TokenizingError, first_line, has_no_eod, libra
 from .long_texts import encode_in_parts
 
 MARKER = re.compile(r"<[^\s>]*\w[^\s>]*>|\[[^\s\]]*\w[^\s\]]*\]")
-BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
 """Types of a piece in the model's file."""
 BYTE_PAIRS = 2
@@ -29,17 +28,17 @@ class SentencePieceTokenizer(Tokenizer):
 
     Attributes:
         is_bpe: whether it merges pairs.
-        has_bytes: whether there are pieces for the bytes of characters that are in no piece.
-        unknown: the id of such characters, if there are none.
+        has_bytes: whether characters that are in no piece are written as bytes.
+        unknown: the id of such characters, if they are not.
 
     Args:
         path: of the ``.model`` file.
         eod_token: the piece that ends a document. Without it the model's own end of a sentence is taken.
-        needs_eod: whether it is an error that there is none.
+        needs_eod: whether a missing EOD is an error.
         bos_token: the piece that begins a document. Without it the model's own begin of a sentence is taken.
 
     Raises:
-        OptionError: there is no such file, it is no such model, or there is no EOD.
+        OptionError: the file cannot be read, is not such a model, or there is no EOD.
     """
 
     def __init__(
@@ -66,7 +65,7 @@ class SentencePieceTokenizer(Tokenizer):
         self.unknown = library.unk_id()
         self._library = SentencePieceProcessor()
         self._library.LoadFromSerializedProto(self.document_model())
-        if needs_eod and self._types[self.eod] not in (CONTROL, USER_DEFINED):
+        if needs_eod and self.eod is not None and self._types[self.eod] not in (CONTROL, USER_DEFINED):
             raise self._eod_is_in_texts(self._texts[self.eod])
 
     def _find_eod(self, eos: int, eod_token: str | None, needs_eod: bool) -> int | None:
@@ -76,7 +75,7 @@ class SentencePieceTokenizer(Tokenizer):
         return eod
 
     def _find(self, option: str, token: str | None, of_model: int) -> int | None:
-        """The id of the token that an option names, else the model's own, None if that is negative."""
+        """The id of the token that an option names, else the model's own; None if that is negative."""
         if token is None:
             return of_model if of_model >= 0 else None
         if token not in self._texts:
@@ -85,12 +84,11 @@ class SentencePieceTokenizer(Tokenizer):
 
     def _markers(self) -> set[int]:
         """The user-defined pieces that a text must not become."""
-        numbers = self._places(USER_DEFINED)
+        numbers = self._ids_of_type(USER_DEFINED)
         return {n for n in numbers if n in (self.eod, self.bos) or MARKER.fullmatch(self._texts[n])}
 
-    def _places(self, wanted: int) -> list[int]:
-        """Ids of the pieces of a type."""
-        return [number for number, kind in enumerate(self._types) if kind == wanted]
+    def _ids_of_type(self, piece_type: int) -> list[int]:
+        return [number for number, kind in enumerate(self._types) if kind == piece_type]
 
     def document_model(self, byte_fallback: bool = False) -> bytes:
         """The serialised model for a document's text: markers are control pieces.
@@ -113,7 +111,7 @@ class SentencePieceTokenizer(Tokenizer):
     def user_defined_texts(self) -> list[str]:
         """User-defined pieces that are no markers, as the model writes them."""
         markers = self._markers()
-        return [self._texts[place] for place in self._places(USER_DEFINED) if place not in markers]
+        return [self._texts[number] for number in self._ids_of_type(USER_DEFINED) if number not in markers]
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """As ``Tokenizer.encode_batch``."""
@@ -121,8 +119,8 @@ class SentencePieceTokenizer(Tokenizer):
 
     def _encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         with library_errors(lambda error: TokenizingError(first_line(error))):
-            found = self._library.Encode(list(texts), out_type=int, num_threads=1)
-        return [np.array(ids, dtype=np.int32) for ids in found]
+            documents = self._library.Encode(list(texts), out_type=int, num_threads=1)
+        return [np.array(ids, dtype=np.int32) for ids in documents]
 
     def reserved_texts(self) -> list[str]:
         """As ``Tokenizer.reserved_texts``."""
@@ -137,16 +135,16 @@ class SentencePieceTokenizer(Tokenizer):
             raise self._has_no_token(number)
         text = self._texts[number]
         if self._types[number] == BYTE:
-            return bytes.fromhex(BYTE_PIECE.fullmatch(text)[1])
+            return bytes.fromhex(text.removeprefix("<0x").removesuffix(">"))
         return text.replace("\u2581", " ").encode()
 
 
 class _Piece:
-    """Where a piece of the vocabulary stands in a model's file, and its type."""
+    """The bytes of a piece of the vocabulary in a model's file, and its type."""
 
     def __init__(self, content: bytes, begin: int, end: int, field_begin: int) -> None:
         self.field_begin, self.begin, self.end = field_begin, begin, end
-        self.type = NORMAL  # where the file says nothing
+        self.type = NORMAL  # unless the file says otherwise
         for number, value, _, _ in _fields(content, begin, end):
             if number == 3:
                 self.type = value
@@ -161,16 +159,16 @@ def _pieces(content: bytes) -> Iterator[_Piece]:
 
 def _model_type(content: bytes) -> int:
     """Of a serialised ``ModelProto``: field 3 of the message in its field 2."""
-    found = 1  # unigram, where the file says nothing
+    model_type = 1  # unigram, unless the file says otherwise
     for number, _, _, span in _fields(content, 0, len(content)):
         if number == 2:
-            found = next((value for field, value, _, _ in _fields(content, *span) if field == 3), found)
-    return found
+            model_type = next((value for field, value, _, _ in _fields(content, *span) if field == 3), model_type)
+    return model_type
 
 
 def _changes_texts(content: bytes) -> bool:
     """Of a serialised ``ModelProto``: whether the message in its field 3 has a table of characters (field 2) or removes
-    white space (field 4, which it does where the file says nothing)."""
+    white space (field 4, which it does unless the file says otherwise)."""
     has_table, removes_spaces = False, True
     for number, _, _, span in _fields(content, 0, len(content)):
         if number == 3:
@@ -181,7 +179,7 @@ def _changes_texts(content: bytes) -> bool:
 
 
 def _with_byte_fallback(content: bytes) -> bytes:
-    """The model with field 35 of the message in its field 2 set. Of messages that are there twice, the last counts."""
+    """The model with field 35 of the message in its field 2 set. If a message is there twice, the last one counts."""
     spec = b"".join(
         content[begin:end] for number, _, _, (begin, end) in _fields(content, 0, len(content)) if number == 2
     )
@@ -190,50 +188,50 @@ def _with_byte_fallback(content: bytes) -> bytes:
 
 
 def _with_control_pieces(content: bytes, numbers: set[int]) -> bytes:
-    """The model with these pieces made control pieces. Of a field that is there twice, the last counts."""
+    """The model with these pieces made control pieces. If a field is there twice, the last one counts."""
     parts, copied = [], 0
-    for place, piece in enumerate(_pieces(content)):
-        if place in numbers:
+    for number, piece in enumerate(_pieces(content)):
+        if number in numbers:
             message = content[piece.begin : piece.end] + bytes([3 << 3, CONTROL])
             parts += [content[copied : piece.field_begin], bytes([1 << 3 | 2]), _varint(len(message)), message]
             copied = piece.end
     return b"".join([*parts, content[copied:]])
 
 
-def _fields(content: bytes, place: int, end: int) -> Iterator[tuple[int, int, int, tuple[int, int]]]:
+def _fields(content: bytes, offset: int, end: int) -> Iterator[tuple[int, int, int, tuple[int, int]]]:
     """The fields of a protocol buffer message: number, value if it is an integer, first byte, span of the value.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the bytes are not such a message.
     """
-    while place < end:
-        field_begin = place
-        tag, place = _read_varint(content, place)
-        value, begin = 0, place
+    while offset < end:
+        field_begin = offset
+        tag, offset = _read_varint(content, offset)
+        value, begin = 0, offset
         if tag & 7 == 0:
-            value, place = _read_varint(content, place)
+            value, offset = _read_varint(content, offset)
         elif tag & 7 == 2:
-            size, begin = _read_varint(content, place)
-            place = begin + size
+            size, begin = _read_varint(content, offset)
+            offset = begin + size
         elif tag & 7 in (1, 5):
-            place += 8 if tag & 7 == 1 else 4
+            offset += 8 if tag & 7 == 1 else 4
         else:
             raise ValueError(f"byte {field_begin} begins no field")
-        if place > end:
+        if offset > end:
             raise ValueError("it is cut off")
-        yield tag >> 3, value, field_begin, (begin, place)
+        yield tag >> 3, value, field_begin, (begin, offset)
 
 
-def _read_varint(content: bytes, place: int) -> tuple[int, int]:
+def _read_varint(content: bytes, offset: int) -> tuple[int, int]:
     value = shift = 0
     while True:
-        if place >= len(content) or shift > 63:
+        if offset >= len(content) or shift > 63:
             raise ValueError("it is cut off")
-        byte = content[place]
+        byte = content[offset]
         value |= (byte & 127) << shift
-        place, shift = place + 1, shift + 7
+        offset, shift = offset + 1, shift + 7
         if byte < 128:
-            return value, place
+            return value, offset
 
 
 def _varint(value: int) -> bytes:

@@ -1,8 +1,8 @@
 """The special tokens around each document: those that Megatron's own tool writes, unless options say otherwise.
 
 Megatron's tool calls a tokenizer's library with its defaults and appends the EOD with ``--append-eod``. So a Hugging
-Face tokenizer whose post-processor adds a BOS writes one; SentencePiece and tiktoken add nothing unless asked, and
-write none. One thing differs: a document never ends in two EODs. If the post-processor adds the EOD itself, it is
+Face tokenizer writes a BOS if its post-processor adds one; SentencePiece and tiktoken add nothing unless asked, and
+write none. One thing differs: a document never ends with two EODs. If the post-processor adds the EOD itself, it is
 written once.
 """
 
@@ -10,24 +10,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..errors import OptionError
-from .interface import Tokenizer
+from .interface import Tokenizer, has_no_eod
 
 
 @dataclass(frozen=True)
 class DocumentTemplate:
-    """What stands around the tokens of each document."""
+    """The special tokens around each document's own."""
 
     before: tuple[int, ...] = ()
-    """Ids, BOS as a rule."""
+    """Ids, usually of the BOS."""
     after: tuple[int, ...] = ()
-    """Ids, EOD as a rule."""
+    """Ids, usually of the EOD."""
 
     def ends_in(self, token: int | None) -> bool:
         """Whether each document's last token is this one."""
         return self.after[-1:] == (token,)
 
     def count(self, token: int) -> int:
-        """How often a token is there. GPT-2's BOS and EOD are the same."""
+        """How often a token is among them. GPT-2's BOS and EOD are the same."""
         return (*self.before, *self.after).count(token)
 
 
@@ -35,21 +35,24 @@ def document_template(tokenizer: Tokenizer, append_bos: bool | None, append_eod:
     """What is written around each document's tokens.
 
     Args:
-        append_bos: whether documents begin with the BOS; None for as Megatron's tool does. With False, nothing is
+        append_bos: whether documents begin with the BOS; None for what Megatron's tool does. With False, nothing comes
             before a document.
-        append_eod: whether documents end with the EOD. Without it, they end in what the library adds.
+        append_eod: whether documents end with the EOD. Without it, they end with what the library adds.
 
     Raises:
-        OptionError: the tokenizer has no BOS to append.
+        OptionError: the tokenizer has no BOS or EOD to append.
     """
     before, after = tokenizer.library_adds_before, tokenizer.library_adds_after
     if append_bos is False:
         before = ()
-    elif append_bos and tokenizer.bos is None:
-        raise OptionError(f"--append-bos: {tokenizer.path} names no BOS token; give it with --bos-token")
-    elif append_bos and tokenizer.bos not in before:
-        before = (tokenizer.bos, *before)
+    elif append_bos:
+        if tokenizer.bos is None:
+            raise OptionError(f"--append-bos: {tokenizer.path} names no BOS token; give it with --bos-token")
+        if tokenizer.bos not in before:
+            before = (tokenizer.bos, *before)
     if append_eod:
+        if tokenizer.eod is None:
+            raise has_no_eod(tokenizer.path)
         after = (*(token for token in after if token != tokenizer.eod), tokenizer.eod)
     return DocumentTemplate(before, after)
 

@@ -57,7 +57,7 @@ SPECIAL_TOKENS = {
     },
     "o200k_base": {"<|endoftext|>": 199999, "<|endofprompt|>": 200018},
 }
-"""Special tokens of whole public encodings, where ``--tiktoken-special-tokens`` names none."""
+"""Special tokens of whole public encodings, if ``--tiktoken-special-tokens`` names none."""
 
 
 @dataclass(frozen=True)
@@ -69,9 +69,9 @@ class TiktokenOptions:
     num_special_tokens: int = 1000
     """In Megatron's form: ids before the first rank."""
     special_tokens: tuple[str, ...] | None = None
-    """None for those that Megatron or the public encoding has."""
+    """None for those of Megatron or of the public encoding."""
     vocab_size: int | None = None
-    """In Megatron's form: special tokens and ranks, at most ``MEGATRON_VOCAB_SIZE`` where it is None."""
+    """In Megatron's form: special tokens and ranks; None for all of them, but at most ``MEGATRON_VOCAB_SIZE``."""
 
 
 class TikTokenizer(Tokenizer):
@@ -85,12 +85,12 @@ class TikTokenizer(Tokenizer):
         path: of the file, of either form.
         eod_token: text of the special token that ends a document. Without it, ``</s>`` in Megatron's form, else
             ``<|endoftext|>`` if that is a special token.
-        needs_eod: whether it is an error that there is none.
+        needs_eod: whether a missing EOD is an error.
         options: pattern and special tokens.
         bos_token: text of the special token that begins a document. Without it, ``<s>`` in Megatron's form.
 
     Raises:
-        OptionError: there is no such file, it is of neither form, an option does not fit it, or there is no EOD.
+        OptionError: the file cannot be read, is of neither form, an option does not fit it, or there is no EOD.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class TikTokenizer(Tokenizer):
             raise has_no_eod(path)
 
     def _find(self, option: str, token: str | None, usual: str) -> int | None:
-        """The id of the special token that an option names, else of the usual one, None if there is none."""
+        """The id of the special token that an option names, else of the usual one; None if there is none."""
         if token is not None and token not in self._ids:
             known = ", ".join(list(self._ids)[:10]) or "none"
             raise OptionError(
@@ -188,7 +188,7 @@ def _ranks(content: bytes, path: str) -> dict[bytes, int]:
                 token, rank = line.split()
                 ranks[base64.b64decode(token, validate=True)] = int(rank)
             except ValueError as error:
-                reason = f"line {number} is none of such a file: {error}"
+                reason = f"line {number} is not a token and its rank: {error}"
                 raise not_of_type(path, content, "TikTokenizer", reason) from None
     return _checked(ranks, path)
 
@@ -217,12 +217,10 @@ def _checked(ranks: dict[bytes, int], path: str) -> dict[bytes, int]:
 
 
 def _shifted(ranks: dict[bytes, int], options: TiktokenOptions, path: str) -> tuple[dict[bytes, int], dict[str, int]]:
-    """The ids of Megatron's form: special tokens, named or numbered, then as many ranks as the vocabulary has room."""
+    """The ids of Megatron's form: special tokens, named or numbered, then as many ranks as fit the vocabulary."""
     names = list(options.special_tokens or MEGATRON_SPECIAL_TOKENS)
-    count, size = (
-        options.num_special_tokens,
-        options.vocab_size or min(MEGATRON_VOCAB_SIZE, options.num_special_tokens + len(ranks)),
-    )
+    count = options.num_special_tokens
+    size = options.vocab_size or min(MEGATRON_VOCAB_SIZE, count + len(ranks))
     if len(names) > count or len(set(names)) != len(names):
         raise OptionError(
             f"--tiktoken-special-tokens: {len(names)} names, some twice or more than {count}, their number"
@@ -238,10 +236,10 @@ def _shifted(ranks: dict[bytes, int], options: TiktokenOptions, path: str) -> tu
 
 
 def _special_tokens(ranks: dict[bytes, int], options: TiktokenOptions) -> dict[str, int]:
-    """Of a ``.tiktoken`` file: those named, from the highest rank on, or the public encoding's."""
+    """The special tokens of a ``.tiktoken`` file: those named, after the highest rank, or the public encoding's."""
     first = max(ranks.values()) + 1
     if options.special_tokens is not None:
-        return {name: first + place for place, name in enumerate(options.special_tokens)}
+        return {name: number for number, name in enumerate(options.special_tokens, first)}
     known: dict[str, int] = SPECIAL_TOKENS.get(options.pattern or "", {})
     # Only of the whole vocabulary: in a smaller one, these numbers would be out of its range.
     return known if known and min(known.values()) in (first, first + 1) else {}

@@ -5,7 +5,7 @@ from random import Random
 MARKS = (
     "é naïve, straße, Ångström",
     "日本語のテキスト、中文文本。",
-    "\U0001f600 ﬁ \u2167 \xbd \u2013 \u2026 “quoted”",
+    "“quoted” – 2 × 3 ½ …",
     "https://example.org/a?b=c%20d",
 )
 STATEMENTS = (

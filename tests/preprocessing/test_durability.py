@@ -51,7 +51,7 @@ def test_the_run_s_folder_goes_when_all_names_are_on_disk(run, tmp_path):
     """Its tasks are all there is of the datasets until then."""
     _, disk = run()
     removed = disk.index("remove", "out.shards/run")
-    forced = max(place for place in range(removed) if disk.events[place] == ("force", str(tmp_path)))
+    forced = max(index for index in range(removed) if disk.events[index] == ("force", str(tmp_path)))
     for name in ("out.summary.json", "out.bad.jsonl", "out_text_document.idx", "out_b_document.idx"):
         assert disk.events.index(("name", str(tmp_path / name))) < forced
     verified = disk.events.index(("name", str(tmp_path / "out.shards" / "verified")))

@@ -186,11 +186,11 @@ def test_tasks_are_forced_to_disk_before_their_own_files_are_removed(tmp_path):
     with watched_disk() as disk:
         join(str(tmp_path), records, 2, new=range(3))
     events = [(kind, os.path.relpath(path, tmp_path)) for kind, path in disk.events]
-    removed = [place for place, (kind, name) in enumerate(events) if kind == "remove" and name.startswith("0000")]
+    removed = [index for index, (kind, name) in enumerate(events) if kind == "remove" and name.startswith("0000")]
     assert len(removed) == 3 * 4
     for number in range(3):
-        first = min(place for place in removed if events[place][1].startswith(f"{number:06d}"))
-        before = max([place for place in removed if place < first], default=-1)
+        first = min(index for index in removed if events[index][1].startswith(f"{number:06d}"))
+        before = max([index for index in removed if index < first], default=-1)
         forced = {name for kind, name in events[before + 1 : first] if kind == "force"}
         assert {f"joined-{key}.{kind}" for key in range(2) for kind in ("bin", "lengths")} <= forced
     folder = events.index(("force", "."))  # which names the files that grow

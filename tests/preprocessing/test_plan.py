@@ -21,17 +21,17 @@ from megatron_bfp.preprocessing.replanning import kept_tasks, plan_again
 def test_ranges_of_bytes_cover_every_line_once(content, data):
     cuts = sorted(data.draw(st.lists(st.integers(0, len(content)), max_size=6)))
     ends = [0, *cuts, len(content)]
-    found, starts = b"", 0
+    lines, starts = b"", 0
     for begin, end in zip(ends, ends[1:]):
         if begin == end:
             continue
         first, chunks = line_chunks(io.BytesIO(content), begin, end)
         chunks = b"".join(chunks)
         if chunks:
-            assert first == len(found)
-        found += chunks
+            assert first == len(lines)
+        lines += chunks
         starts += count_line_starts(io.BytesIO(content), begin, end)
-    assert found == content
+    assert lines == content
     assert starts == len(content.split(b"\n")) - (content[-1:] in (b"\n", b""))
 
 

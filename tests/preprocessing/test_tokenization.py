@@ -35,17 +35,17 @@ NOTHING = NoSpecialTokens()
 
 def test_bad_documents_of_a_batch_are_in_the_order_of_lines():
     lines = ['{"text": "x1"}', "bad", '{"text": "a"}', '{"text": "x2"}', "[]", '{"text": " "}', '{"text": "x3"}']
-    found = tokenize(LineBatch("file", 5, 0, "\n".join(lines).encode()), ["text"], Refusing(), NOTHING)
-    assert [document.location.line for document in found.bad] == [5, 6, 8, 9, 11]
-    assert (found.num_documents, found.texts[0].num_empty) == (7, 1)
-    assert found.texts[0].tokens.tolist() == [ord("a")] and found.sample in (("a",), (" ",))
+    tokenized = tokenize(LineBatch("file", 5, 0, "\n".join(lines).encode()), ["text"], Refusing(), NOTHING)
+    assert [document.location.line for document in tokenized.bad] == [5, 6, 8, 9, 11]
+    assert (tokenized.num_documents, tokenized.texts[0].num_empty) == (7, 1)
+    assert tokenized.texts[0].tokens.tolist() == [ord("a")] and tokenized.sample in (("a",), (" ",))
 
 
 def test_bad_documents_of_a_batch_are_in_the_order_of_rows():
     columns = ([b"x", None, b"a", b"x", b"\xff", b"b"],)
-    found = tokenize(RowBatch("file", 1, columns, 6), ["text"], Refusing(), NOTHING)
-    assert [document.location.row for document in found.bad] == [1, 2, 4, 5]
-    assert found.texts[0].lengths.tolist() == [1, 1]
+    tokenized = tokenize(RowBatch("file", 1, columns, 6), ["text"], Refusing(), NOTHING)
+    assert [document.location.row for document in tokenized.bad] == [1, 2, 4, 5]
+    assert tokenized.texts[0].lengths.tolist() == [1, 1]
 
 
 def texts(tokens, lengths, num_empty):

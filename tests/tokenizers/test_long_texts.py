@@ -48,14 +48,14 @@ def parts(monkeypatch):
     """The parts that texts are cut into, small ones."""
     monkeypatch.setattr(long_texts, "LONG", 1000)
     monkeypatch.setattr(long_texts, "PART", 700)
-    encode_long, found = long_texts._encode_long, []
+    encode_long, counts = long_texts._encode_long, []
 
     def counted(text, encode):
-        found.append(len(list(long_texts._parts(text, encode))))
+        counts.append(len(list(long_texts._parts(text, encode))))
         return encode_long(text, encode)
 
     monkeypatch.setattr(long_texts, "_encode_long", counted)
-    return found
+    return counts
 
 
 @pytest.mark.case(4)
@@ -66,9 +66,9 @@ def parts(monkeypatch):
 def test_ids_are_those_of_the_whole_text(name, text, cutting_tokenizers, parts):
     tokenizer = cutting_tokenizers[name]
     short = ["a short one", ""]
-    found = tokenizer.encode_batch([short[0], text, short[1], text[5:]])
-    wanted = tokenizer._encode([short[0], text, short[1], text[5:]])
-    assert [ids.tolist() for ids in found] == [ids.tolist() for ids in wanted]
+    documents = tokenizer.encode_batch([short[0], text, short[1], text[5:]])
+    expected = tokenizer._encode([short[0], text, short[1], text[5:]])
+    assert [ids.tolist() for ids in documents] == [ids.tolist() for ids in expected]
     assert len(parts) == 2
     if text == TEXT:
         assert parts[0] > len(text) / 1500

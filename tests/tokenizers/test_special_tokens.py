@@ -54,8 +54,8 @@ def test_fault_A06_tokens_are_those_of_the_library_as_megatron_calls_it(zoo, pre
     texts = ["", *TEXTS, " \n"]
     assert len(zoo) >= 10
     for kind in zoo:
-        found = preprocess(texts, *kind.ours, "--append-eod")
-        assert found == [kind.document(text) for text in TEXTS], kind.name
+        documents = preprocess(texts, *kind.ours, "--append-eod")
+        assert documents == [kind.document(text) for text in TEXTS], kind.name
         with_eod = preprocess(texts, *kind.ours)
         assert with_eod == [kind.library(text) for text in TEXTS], kind.name
     of_bos = [kind.name for kind in zoo if kind.library("a")[0] == kind.library("b")[0]]

@@ -40,16 +40,16 @@ def test_ids_are_those_of_the_library(tiktoken_file, tiktoken_ranks, pattern):
 
 def test_the_gpt2_pattern_gives_what_the_tokenizers_library_gives(tiktoken_file, tokenizer_file):
     reference = HuggingFaceTokenizer(tokenizer_file, EOD)
-    found = TikTokenizer(tiktoken_file, options=GPT2).encode_batch(TEXTS)
-    assert [ids.tolist() for ids in found] == [(ids - 2).tolist() for ids in reference.encode_batch(TEXTS)]
+    documents = TikTokenizer(tiktoken_file, options=GPT2).encode_batch(TEXTS)
+    assert [ids.tolist() for ids in documents] == [(ids - 2).tolist() for ids in reference.encode_batch(TEXTS)]
 
 
 def test_megatron_s_form_has_its_special_tokens_first(megatron_tiktoken_file, tiktoken_file):
     plain = TikTokenizer(tiktoken_file, options=TiktokenOptions("v2"), needs_eod=False)
     tokenizer = TikTokenizer(megatron_tiktoken_file)
     assert (tokenizer.eod, tokenizer.vocab_size, tokenizer.pad) == (2, 1598, -1)
-    for found, ids in zip(tokenizer.encode_batch(TEXTS), plain.encode_batch(TEXTS), strict=True):
-        assert found.tolist() == (ids + 1000).tolist()
+    for shifted, ids in zip(tokenizer.encode_batch(TEXTS), plain.encode_batch(TEXTS), strict=True):
+        assert shifted.tolist() == (ids + 1000).tolist()
     assert tokenizer.pieces([0, 2, 7, 999]) == [b"<unk>", b"</s>", b"<SPECIAL_7>", b"<SPECIAL_999>"]
 
 

@@ -26,8 +26,8 @@ def nasty_texts(name):
 def test_ids_are_those_of_the_library(tokenizer_file):
     reference = tokenizers.Tokenizer.from_file(tokenizer_file)
     documents = nasty_texts("00_good.jsonl") + ["", " ", "\U0001f600 é\x00"]
-    found = load(tokenizer_file, eod_token=EOD).encode_batch(documents)
-    assert [ids.tolist() for ids in found] == [reference.encode(text).ids for text in documents]
+    encoded = load(tokenizer_file, eod_token=EOD).encode_batch(documents)
+    assert [ids.tolist() for ids in encoded] == [reference.encode(text).ids for text in documents]
 
 
 def test_special_tokens_in_a_text_stay_text(tokenizer_file):

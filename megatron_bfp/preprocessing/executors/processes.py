@@ -230,9 +230,10 @@ def portable(error: BaseException, task: Any) -> Exception:
     if isinstance(error, Exception):
         with suppress(Exception):  # of classes that cannot be sent, or not be made again
             ForkingPickler.dumps(error)
-            make, arguments, *_ = error.__reduce__()
-            make(*arguments)  # type: ignore[operator]  # for exceptions it is a tuple, though it may be a string
-            return error
+            reduced = error.__reduce__()
+            if isinstance(reduced, tuple):
+                reduced[0](*reduced[1])
+                return error
     return InputError(f"{task}: {type(error).__name__}: {first_line(error)}")
 
 

@@ -54,14 +54,16 @@ class Record(NamedTuple):
 class Batch(Protocol):
     """Consecutive raw documents of one input file, small enough to travel to a worker process."""
 
-    num_bytes: int
-    """Of the documents, decompressed: what MB/s are counted in."""
-    num_lines: int
-    """Of a JSON Lines file; 0 where documents have no lines."""
+    @property
+    def num_bytes(self) -> int:
+        """Of the documents, decompressed: what MB/s are counted in."""
+
+    @property
+    def num_lines(self) -> int:
+        """Of a JSON Lines file; 0 if documents have no lines."""
 
     def records(self, keys: Sequence[str]) -> Iterator[Record | BadDocument]:
         """Each document's texts under ``keys``, in order, or what is wrong with it."""
-        ...
 
 
 def text_of(value: object, key: str) -> str:

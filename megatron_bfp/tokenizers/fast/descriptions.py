@@ -72,12 +72,12 @@ def _byte_pair_model(ranks: dict[bytes, int]) -> dict[str, Any]:
 
 
 def _pairs(tokens: Iterable[bytes]) -> Iterator[tuple[bytes, bytes]]:
-    """The pairs of tokens that are a token together."""
+    """The pairs of tokens that together are a token."""
     known = set(tokens)
     for token in known:
-        for place in range(1, len(token)):
-            if token[:place] in known and token[place:] in known:
-                yield token[:place], token[place:]
+        for cut in range(1, len(token)):
+            if token[:cut] in known and token[cut:] in known:
+                yield token[:cut], token[cut:]
 
 
 @description.register

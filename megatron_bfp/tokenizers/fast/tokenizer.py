@@ -1,8 +1,8 @@
 """A second, faster implementation of the same tokenizer, by the ``gigatoken`` library, held against the reference.
 
-Only ids that are equal to the reference's are of use, and no implementation is trusted to give them. When it is loaded,
-the texts of ``tokenizer_probes`` are encoded by both, and a tokenizer that differs in one is not used. Whoever encodes
-documents calls ``check`` on some of them as well.
+Only ids equal to the reference's are of use, and no implementation is trusted to give them. When it is loaded, both
+encode the texts of ``probes``, and a tokenizer that differs in one of them is not used. Callers that encode documents
+also call ``check`` on some of them.
 """
 
 import json
@@ -81,8 +81,7 @@ class FastTokenizer(Tokenizer):
         return self._reference.encode_batch([text])[0]
 
     def encode_without_reference(self, text: str) -> np.ndarray:
-        """Token ids by gigatoken alone, int32 [length]: it fails where that fails, and differs where ``left_out`` is
-        found.
+        """Token ids by gigatoken alone, int32 [length]: it fails if that fails, and differs if ``left_out`` matches.
 
         Raises:
             Whatever gigatoken raises. A panic of its Rust code is not derived from Exception.
@@ -96,8 +95,8 @@ class FastTokenizer(Tokenizer):
         return ids if self._unknown is None else _with_unknown(ids, self.vocab_size, self._unknown)
 
     def _renew(self) -> None:
-        """A backend without words. Each remembers all it has met, 80 bytes for a word, for as long as it lives."""
-        self._backend = None  # to be freed before there is another
+        """Load a backend without words. Each remembers all words it has met, 80 bytes each, for as long as it lives."""
+        self._backend: Any = None  # to be freed before there is another
         self._backend = self._load()
         self._encoded, self._resident = 0, _resident_bytes()
 
@@ -107,18 +106,18 @@ class FastTokenizer(Tokenizer):
         return self._encoded > MOST_CHARACTERS or _resident_bytes() - self._resident > MOST_GROWTH
 
     def check(self, texts: Sequence[str]) -> None:
-        """Compare with the reference. Both encode the texts as they are, so they had better be short.
+        """Compare with the reference. Both encode the texts whole, so they should be short.
 
         Raises:
             DifferentIds: the ids of a text differ. The message says which one and where, not what it is.
             TokenizingError: the reference cannot encode one of them.
         """
-        found, wanted = self.encode_batch(texts), self._reference.encode_batch(texts)
-        for place, (ids, wanted_ids) in enumerate(zip(found, wanted, strict=True)):
-            if not np.array_equal(ids, wanted_ids):
+        documents, expected = self.encode_batch(texts), self._reference.encode_batch(texts)
+        for number, (ids, expected_ids) in enumerate(zip(documents, expected, strict=True)):
+            if not np.array_equal(ids, expected_ids):
                 raise DifferentIds(
-                    f"{self.path}: gigatoken's tokens differ from its own library's in text {place} of {len(texts)}, "
-                    f"{len(texts[place])} characters long, at token {_first_difference(ids, wanted_ids)}"
+                    f"{self.path}: gigatoken's tokens differ from its own library's in text {number} of {len(texts)}, "
+                    f"{len(texts[number])} characters long, at token {_first_difference(ids, expected_ids)}"
                 )
 
     def reserved_texts(self) -> list[str]:
@@ -130,7 +129,7 @@ class FastTokenizer(Tokenizer):
         return self._reference.pieces(ids)
 
     @property
-    def unique_identifiers(self) -> dict[str, Any]:  # type: ignore[override]
+    def unique_identifiers(self) -> dict[str, Any]:
         """The reference's: datasets are the same."""
         return self._reference.unique_identifiers
 
@@ -181,7 +180,7 @@ def load_fast_tokenizer(reference: Tokenizer) -> FastTokenizer:
 
 
 def _resident_bytes() -> int:
-    """Of this process's memory, 0 where the system does not say."""
+    """This process's resident memory; 0 if the system does not say."""
     try:
         with open("/proc/self/statm", encoding="ascii") as file:
             return int(file.read().split()[1]) * PAGESIZE
@@ -189,7 +188,7 @@ def _resident_bytes() -> int:
         return 0
 
 
-def _first_difference(ids: np.ndarray, wanted: np.ndarray) -> int:
-    shorter = min(len(ids), len(wanted))
-    different = np.flatnonzero(ids[:shorter] != wanted[:shorter])
+def _first_difference(ids: np.ndarray, expected: np.ndarray) -> int:
+    shorter = min(len(ids), len(expected))
+    different = np.flatnonzero(ids[:shorter] != expected[:shorter])
     return int(different[0]) if len(different) else shorter

@@ -135,7 +135,7 @@ def test_with_skip_bad_documents_nothing_else_is_lost(run, tmp_path, tokenizer_a
 def check(folder, expected, tokenizer):
     """The dataset has as many documents as expected, each with one EOD at its end and text before it."""
     dataset = IndexedDataset(str(folder / "out_text_document"))
-    documents = [dataset.document(place).astype(np.int64) for place in range(dataset.num_documents)]
+    documents = [dataset.document(number).astype(np.int64) for number in range(dataset.num_documents)]
     assert len(documents) == expected.documents
     for document in documents:
         assert len(document) > 1 and np.flatnonzero(document == tokenizer.eod).tolist() == [len(document) - 1]
@@ -148,11 +148,11 @@ def test_special_texts_come_back_as_they_were(run, tmp_path, tokenizer_arguments
     tokenizer = load(library, tokenizer_arguments[library])
     dataset = IndexedDataset(str(tmp_path / "out_text_document"))
     texts = [json.loads(line)["text"] for line in open(path, encoding="utf-8")]
-    for place, text in enumerate(texts):
-        found = tokenizer.decode(dataset.document(place)[:-1])
+    for number, text in enumerate(texts):
+        decoded = tokenizer.decode(dataset.document(number)[:-1])
         if library == "SentencePieceTokenizer":  # it adds a space, and writes spaces as U+2581, which so is one to it
-            found, text = found.removeprefix(" "), text.replace("\u2581", " ")
-        assert found == text
+            decoded, text = decoded.removeprefix(" "), text.replace("\u2581", " ")
+        assert decoded == text
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
@@ -206,5 +206,5 @@ def check_large_document(run, tmp_path, tokenizer_arguments, library, text):
     dataset = IndexedDataset(str(tmp_path / "out_text_document"))
     tokenizer = load(library, tokenizer_arguments[library])
     assert dataset.num_documents == 2
-    found = tokenizer.decode(dataset.document(0)[:-1])
-    assert found.removeprefix(" ") == text
+    decoded = tokenizer.decode(dataset.document(0)[:-1])
+    assert decoded.removeprefix(" ") == text

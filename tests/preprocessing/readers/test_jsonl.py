@@ -193,15 +193,15 @@ JSON = st.recursive(
 def test_the_fast_parser_and_the_standard_library_agree(document, ascii, data):
     line = json.dumps(document, ensure_ascii=ascii).encode("utf-8", "surrogatepass")
     if data.draw(st.booleans()):
-        place = data.draw(st.integers(0, len(line) - 1))
-        line = line[:place] + data.draw(st.binary(max_size=2)).replace(b"\n", b"") + line[place + 1 :]
+        index = data.draw(st.integers(0, len(line) - 1))
+        line = line[:index] + data.draw(st.binary(max_size=2)).replace(b"\n", b"") + line[index + 1 :]
 
     def slowly(_):
         raise ValueError
 
-    found = list(LineBatch("file", 1, 0, line).records(["text"]))
+    records = list(LineBatch("file", 1, 0, line).records(["text"]))
     original, jsonl._fast_loads = jsonl._fast_loads, lambda: slowly
     try:
-        assert list(LineBatch("file", 1, 0, line).records(["text"])) == found
+        assert list(LineBatch("file", 1, 0, line).records(["text"])) == records
     finally:
         jsonl._fast_loads = original

@@ -64,27 +64,27 @@ def test_row_groups_and_codecs(codec):
 
 
 def test_nulls_and_what_is_not_utf_8_are_bad_rows():
-    found = read(written({"text": pyarrow.array([b"a", None, b"b\xff", b"c"], pyarrow.binary())}))
-    assert [str(record) for record in found if isinstance(record, BadDocument)] == [
+    records = read(written({"text": pyarrow.array([b"a", None, b"b\xff", b"c"], pyarrow.binary())}))
+    assert [str(record) for record in records if isinstance(record, BadDocument)] == [
         "file: row 2: 'text' holds null, not text",
         "file: row 3: byte 2 of 'text' is not UTF-8",
     ]
-    assert [record.texts[0] for record in found if not isinstance(record, BadDocument)] == ["a", "c"]
+    assert [record.texts[0] for record in records if not isinstance(record, BadDocument)] == ["a", "c"]
 
 
 def test_a_text_that_is_too_long_is_a_bad_row(monkeypatch):
     monkeypatch.setattr(parquet_reader, "MAX_DOCUMENT_BYTES", 3)
-    found = read(written({"text": ["abc", "abcd"]}))
-    assert found[0].texts == ["abc"] and "row 2: 'text' holds a text longer than" in str(found[1])
+    records = read(written({"text": ["abc", "abcd"]}))
+    assert records[0].texts == ["abc"] and "row 2: 'text' holds a text longer than" in str(records[1])
 
 
 def test_fields_of_structs_and_names_with_dots():
     structs = [{"text": "a", "n": {"deep": "x"}}, {"text": None, "n": {"deep": "y"}}, None]
     content = written({"meta": structs, "meta.text": ["whole"] * 3, "n": [1, 2, 3]})
     assert [record.texts[0] for record in read(content, "meta.text")] == ["whole"] * 3
-    found = read(content, "meta.n.deep", "meta.text")
-    assert [record.texts for record in found[:2]] == [["x", "whole"], ["y", "whole"]]
-    assert found[2].reason == "'meta.n.deep' holds null, not text"
+    records = read(content, "meta.n.deep", "meta.text")
+    assert [record.texts for record in records[:2]] == [["x", "whole"], ["y", "whole"]]
+    assert records[2].reason == "'meta.n.deep' holds null, not text"
 
 
 @pytest.mark.parametrize(
@@ -132,8 +132,8 @@ def test_fault_B06_a_column_without_a_type_holds_bad_documents():
         "file: row 1: 'text' holds null, not text",
         "file: row 2: 'text' holds null, not text",
     ]
-    found = read(written({"text": ["a", "b"], "meta": pyarrow.nulls(2)}), "text", "meta.deep.text")
-    assert [record.reason for record in found] == ["'meta.deep.text' holds null, not text"] * 2
+    records = read(written({"text": ["a", "b"], "meta": pyarrow.nulls(2)}), "text", "meta.deep.text")
+    assert [record.reason for record in records] == ["'meta.deep.text' holds null, not text"] * 2
     structs = written({"meta": [{"text": None, "other": {"a": 1}}, None]})
     assert [record.reason for record in read(structs, "meta.text")] == ["'meta.text' holds null, not text"] * 2
     assert [record.reason for record in read(structs, "meta.text.deep")] == [
