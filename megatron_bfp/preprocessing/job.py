@@ -72,8 +72,8 @@ class Job:
     def identity(self, tokenizer: Tokenizer) -> dict[str, Any]:
         """What makes this job the same as another, as JSON.
 
-        The number of workers is no part of it, and neither is leaving out bad documents: a task without any is the
-        same. Nor is this package's version: see ``job_folder.FORMAT``.
+        It does not hold the number of workers, nor whether bad documents are skipped: tasks without any are the same.
+        Nor does it hold this package's version: see ``job_folder.FORMAT``.
 
         Args:
             tokenizer: what the tokenizer's options load.

@@ -1,4 +1,4 @@
-"""Progress of tokenizing: documents, MB/s, tokens/s, time left. A bar on a terminal, else a line now and then."""
+"""Progress of tokenizing: documents, MB/s, tokens/s, time left. A bar on a terminal, else a line from time to time."""
 
 import sys
 import time
@@ -8,12 +8,12 @@ from typing import Any
 from ..progress import BAR, FIRST_SECONDS, terminal_bar
 
 LINE_SECONDS = 30.0
-"""Between two lines where standard error is no terminal."""
+"""Between two lines if standard error is not a terminal."""
 
 
 @dataclass(frozen=True)
 class Amount:
-    """Adds up."""
+    """An amount of work; amounts can be added."""
 
     documents: int = 0
     """Good and bad ones."""
@@ -31,7 +31,7 @@ class Meter:
     """Shows how much is done, on standard error.
 
     Args:
-        input_bytes: of all that is to be done; 0 if that is not known.
+        input_bytes: of the whole input; 0 if that is unknown.
     """
 
     def __init__(self, input_bytes: int) -> None:
@@ -40,7 +40,7 @@ class Meter:
         self._start = time.monotonic()
         self._due = self._start + FIRST_SECONDS
         self.amount = Amount()
-        """What was done since the start."""
+        """The work since the start."""
         self._bar = self._new_bar()
 
     def __enter__(self) -> "Meter":
@@ -56,12 +56,12 @@ class Meter:
         return time.monotonic() - self._start
 
     def skip(self, input_bytes: int) -> None:
-        """So much was done before."""
+        """Count bytes of input that were done before the start."""
         self._before += input_bytes
         self._show()
 
     def add(self, amount: Amount) -> None:
-        """So much more is done."""
+        """Count work that was just done."""
         self.amount += amount
         self._show()
 
@@ -75,7 +75,7 @@ class Meter:
             self._due = time.monotonic() + LINE_SECONDS
 
     def line(self) -> str:
-        """All that is known, on one line."""
+        """Everything that is known, on one line."""
         share = f"{100 * self._done / self._input_bytes:.0f} %, " if self._input_bytes else ""
         megabytes = f"{self.amount.text_bytes / 1e6:,.0f} MB"
         text_rate, token_rate = self._rates()

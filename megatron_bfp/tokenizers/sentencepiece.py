@@ -109,7 +109,7 @@ class SentencePieceTokenizer(Tokenizer):
         return self._library.Normalize(text)
 
     def user_defined_texts(self) -> list[str]:
-        """User-defined pieces that are no markers, as the model writes them."""
+        """User-defined pieces that are not markers, as the model writes them."""
         markers = self._markers()
         return [self._texts[number] for number in self._ids_of_type(USER_DEFINED) if number not in markers]
 

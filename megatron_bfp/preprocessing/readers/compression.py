@@ -1,8 +1,8 @@
 """Decompressed bytes of a file, in constant memory. The compression is detected from the content, not from the name.
 
 A compressed file is one or more *members* (gzip's word; zstd's frames, xz's and bzip2's streams) one after another. The
-libraries' own file objects stop quietly at what follows a member and is none, some also where a member is cut off. Here
-both are errors, since they mean that documents are missing.
+libraries' own file objects ignore other data behind a member, and some of them a member that is cut off. Here both are
+errors, because they mean that documents are missing.
 """
 
 import bz2
@@ -16,7 +16,7 @@ from ...errors import InputError, OptionError
 
 CHUNK_BYTES = 1 << 20
 COMPRESSED_BYTES = 1 << 16
-"""Read at once of compressed data. The rest of it is copied at the end of a member, and members can be small."""
+"""Of compressed data, read at once. Small, because what is left of it is copied at the end of each member."""
 ZSTD_FRAME, ZSTD_HEADER_BYTES = b"\x28\xb5\x2f\xfd", 10
 MAGICS = {
     b"\x1f\x8b": "gzip",
@@ -29,7 +29,7 @@ MAGICS = {
 
 
 def compression_of(start: bytes) -> str | None:
-    """The name of the compression whose data begins with ``start``; None for none."""
+    """The name of the compression whose data begins with ``start``; None if it is not compressed."""
     return next((name for magic, name in MAGICS.items() if start.startswith(magic)), None)
 
 
@@ -85,7 +85,7 @@ class _Members:
             begin = self._position - len(self._unread)
             if compression_of(self._start(8)) != self._compression:
                 self._refuse(
-                    f"what follows the {self._compression} data at byte {begin} is no {self._compression} data"
+                    f"what follows the {self._compression} data at byte {begin} is not {self._compression} data"
                 )
             if self._compression == "zstd" and (dictionary := zstd_dictionary(self._start(ZSTD_HEADER_BYTES))):
                 self._refuse(
@@ -117,7 +117,7 @@ class _Members:
         self._unread = decompressor.unused_data
 
     def _skip_zeros(self) -> bool:
-        """Pass over the padding that gzip and xz allow behind a member; whether something else follows it."""
+        """Skip the padding that gzip and xz allow behind a member. Returns whether something else follows."""
         while True:
             self._unread = self._unread.lstrip(b"\x00")
             if self._unread:
@@ -131,7 +131,7 @@ class _Members:
         return self._unread[:size]
 
     def _read(self) -> bool:
-        """Read on in the file; whether there was anything."""
+        """Read more of the file. Returns whether there was anything."""
         chunk = self._file.read(COMPRESSED_BYTES)
         self._unread += chunk
         self._position += len(chunk)
@@ -197,4 +197,4 @@ DECOMPRESSORS: dict[str, Callable[[], Any]] = {
     "bzip2": bz2.BZ2Decompressor,
     "xz": lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ),
 }
-"""For each compression, what makes a decompressor of one member."""
+"""Name of a compression -> makes a decompressor of one member."""

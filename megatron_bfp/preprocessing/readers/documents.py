@@ -1,4 +1,4 @@
-"""What readers and workers pass on: batches of raw documents with their locations, records of texts, bad documents."""
+"""What readers give to workers: batches of raw documents with their locations, records of texts, bad documents."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -52,7 +52,7 @@ class Record(NamedTuple):
 
 
 class Batch(Protocol):
-    """Consecutive raw documents of one input file, small enough to travel to a worker process."""
+    """Consecutive raw documents of one input file, a few megabytes."""
 
     @property
     def num_bytes(self) -> int:
@@ -78,7 +78,7 @@ def text_of(value: object, key: str) -> str:
 
 
 def a_kind(value: object, prefix: str = "") -> str:
-    """What a parsed value is, with its article: ``a list``, ``an int``; with a prefix, ``a JSON int``."""
+    """The kind of a parsed value, with its article: ``a list``, ``an int``; with a prefix, ``a JSON int``."""
     if value is None:
         return "null"
     kind = prefix + type(value).__name__
@@ -86,7 +86,7 @@ def a_kind(value: object, prefix: str = "") -> str:
 
 
 def encodable_text_of(value: object, key: str) -> str:
-    """``value``, if it is a text that can be encoded, of a parser that does not make sure of that.
+    """``value``, if it is a text that can be encoded. For parsers that do not check that themselves.
 
     Raises:
         ValueError: it is something else, or holds half of a surrogate pair.

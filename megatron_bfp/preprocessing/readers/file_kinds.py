@@ -1,13 +1,14 @@
-"""Files that are no JSON Lines as a whole, told by how they begin: refused, whether bad documents are left out or not.
+"""Files that are not JSON Lines as a whole, detected from their first bytes. They are refused even if bad documents are
+skipped.
 
 The rule: a file is refused if its first bytes are those of a format in ``MAGICS`` or of an array over several lines; or
 if none of the lines at its start (``CHECKED_BYTES``) is a JSON object, and one of these holds:
 
-- the first object goes on over several lines, or another object follows it on its line;
-- it begins with bytes that are no text, or with those of a format in ``TEXT_MAGICS``;
+- the first object spans several lines, or another object follows it on its line;
+- it begins with bytes that are not text, or with those of a format in ``TEXT_MAGICS``;
 - there are ``FEW_LINES`` lines or more.
 
-So a few lines that are bad are bad documents, and a file of another kind is never left out document by document.
+So a few bad lines are bad documents, and a file of another format is never skipped document by document.
 """
 
 import json
@@ -41,7 +42,7 @@ MAGICS = {
     b"\x89HDF\r\n\x1a\n": f"an HDF5 file; {EXPORT}",
     b"\x93NUMPY": f"a numpy array; {EXPORT}",
     **{bytes([0x80, version]): PICKLE for version in range(2, 6)},
-    b"MMIDIDX\x00": "an .idx of Megatron; give documents, or build indexes with --indexed",
+    b"MMIDIDX\x00": "an .idx of Megatron; give documents, or build its indexes with megatron-bfp index",
     b"PK\x03\x04": f"a zip archive; {UNPACK}",
     b"PK\x05\x06": f"a zip archive; {UNPACK}",
     b"PK\x07\x08": f"a zip archive; {UNPACK}",
@@ -57,7 +58,7 @@ MAGICS = {
     b"\xff\x06\x00\x00sNaPpY": f"compressed by snappy; {DECOMPRESS}",
     b"\x37\xa4\x30\xec": "a zstd dictionary, not data",
 }
-"""First bytes -> what begins so."""
+"""First bytes -> what the file is, and what to do."""
 TEXT_MAGICS = {
     b"FEA1": f"a Feather file; {EXPORT}",
     b"ORC": f"an ORC file; {EXPORT}",
@@ -69,24 +70,24 @@ TEXT_MAGICS = {
     b"version https://git-lfs": "a pointer of Git LFS, not the file; get it with git lfs pull",
     b"LZIP": f"compressed by lzip; {DECOMPRESS}",
 }
-"""As ``MAGICS``, of bytes with which a bad line may begin: they count where no line is an object."""
+"""As ``MAGICS``, for bytes with which a bad line may begin: they count only if no line is an object."""
 TAR_MAGIC = slice(257, 262)
-NO_TEXT = re.compile(rb"[\x00-\x08\x0e-\x1f\x7f]")
-"""Bytes that text has not."""
+NOT_TEXT = re.compile(rb"[\x00-\x08\x0e-\x1f\x7f]")
+"""Bytes that do not occur in text."""
 ONE_A_LINE = "is not JSON Lines: write one object a line (jq -c . FILE)"
 
 
 def check_start(chunk: bytes, is_whole: bool, path: str, parse: Callable[[bytes], object]) -> None:
-    """Refuse a file that is something else, by its first chunk.
+    """Refuse a file that is not JSON Lines, by its first chunk.
 
     Args:
         chunk: the (decompressed) file's first bytes, ``CHECKED_BYTES`` or more.
-        is_whole: these are all it has, and may be fewer.
-        path: names the file.
-        parse: a line's object, None if it is blank; raises ValueError if it is no object.
+        is_whole: these are all bytes of the file, and may be fewer.
+        path: of the file.
+        parse: line -> its object, None if it is blank; raises ValueError if it is not an object.
 
     Raises:
-        InputError: it is.
+        InputError: the file is not JSON Lines.
     """
     name = Location(path).name
     for magic, kind in MAGICS.items():
@@ -104,13 +105,13 @@ def check_start(chunk: bytes, is_whole: bool, path: str, parse: Callable[[bytes]
 
 
 def _is_a_line_s_array(start: bytes) -> bool:
-    """Whether an array is the first line alone: then it is a bad line, and other lines may be good."""
+    """Whether an array is only the first line: then it is a bad line, and other lines may be good."""
     line, _, rest = start.partition(b"\n")
     return line.rstrip().endswith(b"]") and rest.lstrip().startswith((b"{", BOM + b"{"))
 
 
 def _reason_to_refuse(chunk: bytes, is_whole: bool, path: str, parse: Callable[[bytes], object]) -> str | None:
-    """What is wrong with a file none of whose first lines is an object; None if one is, or if only lines are bad."""
+    """Why a file is refused if none of its first lines is an object; None if it is not refused."""
     number, first_error = 0, ""
     for location, line in _whole_lines(chunk, is_whole, path):
         try:
@@ -126,16 +127,16 @@ def _reason_to_refuse(chunk: bytes, is_whole: bool, path: str, parse: Callable[[
         if over_lines := _objects_over_lines(start, is_whole):
             return f"{name}: {over_lines}, so it {ONE_A_LINE}"
     elif start and not start.strip(b"\0"):
-        return f"{name}: holds NUL bytes alone, as files do that a crash left; get a whole copy"
-    elif _is_no_text(start):
-        return f"{name}: is neither text nor of a format that is known; give JSON Lines or Parquet"
+        return f"{name}: holds only NUL bytes, as a crash may leave; get a whole copy"
+    elif _is_not_text(start):
+        return f"{name}: is neither text nor a known format; give JSON Lines or Parquet"
     if number >= FEW_LINES:
-        return f"{first_error}; none of the first {number:,} lines is a JSON object, so this is no JSON Lines file"
+        return f"{first_error}; none of the first {number:,} lines is a JSON object, so this is not a JSON Lines file"
     return None
 
 
 def _whole_lines(chunk: bytes, is_whole: bool, path: str) -> Iterator[tuple[Location, bytes]]:
-    """The lines that are not blank, but for one at the end that the chunk may have cut."""
+    """The lines that are not blank, without a last one that the chunk may have cut."""
     begin, number = 0, 0
     while begin < len(chunk):
         end = chunk.find(b"\n", begin)
@@ -150,26 +151,26 @@ def _whole_lines(chunk: bytes, is_whole: bool, path: str) -> Iterator[tuple[Loca
 
 
 def _objects_over_lines(start: bytes, is_whole: bool) -> str | None:
-    """What is wrong with where the objects of a file end, none of whose lines is an object; None if it is not that."""
+    """What is wrong with the line ends of a file none of whose lines is an object; None if nothing is."""
     text = start.decode("utf-8", errors="replace")
     first_line, line_feed, _ = text.partition("\n")
     try:
         _, end = json.JSONDecoder(strict=False, parse_int=float).raw_decode(text)
     except (ValueError, RecursionError):
-        # An object that is longer than the chunk may be the reason.
+        # The object may be longer than the chunk.
         is_open = line_feed and re.fullmatch(r'\{\s*("[^"]*":.*[,\[{]\s*)?', first_line) is not None
-        return "its first object goes on over several lines" if is_open else None
+        return "its first object spans several lines" if is_open else None
     if "\n" in text[:end].strip():
-        return "its first object goes on over several lines"
+        return "its first object spans several lines"
     if (is_whole or line_feed) and text[end:].lstrip(" \t,").startswith("{"):
         return "several objects are on one line"
     return None
 
 
-def _is_no_text(start: bytes) -> bool:
-    """Whether what a file begins with cannot be text."""
+def _is_not_text(start: bytes) -> bool:
+    """Whether the beginning of a file cannot be text."""
     start = start[:4096]
-    if NO_TEXT.search(start):
+    if NOT_TEXT.search(start):
         return True
     try:
         start.decode("utf-8")

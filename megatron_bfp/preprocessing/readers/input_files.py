@@ -1,14 +1,14 @@
-"""``--input`` to files: which are read, in which order, and what is left out.
+"""``--input`` to files: which are read, in which order, and which are left out.
 
 The rule, the same for every value of ``--input``:
 
 - A path of a file is that file, whatever its name.
 - A pattern gives all files it matches, and all data files of the folders it matches; each once.
-- A folder gives the data files in it and in all folders below it, linked ones too. Data files are those whose names end
-  as ``DATA_NAME`` says. Left out are other files, what this tool writes beside its datasets, whatever has a name that
-  begins with ``.`` or ``_``, folders named ``*.bfp`` or ``*.shards``, and links back to a folder that holds them. What
-  was left out is returned with its number of files, to be printed.
-- What cannot be looked at is an error: a folder that cannot be listed, a link to what is not there.
+- A folder gives the data files in it and in all folders below it, linked ones too. Data files are those whose names
+  match ``DATA_NAME``. Left out are other files, files that this tool writes beside its datasets, names that begin with
+  ``.`` or ``_``, folders named ``*.bfp`` or ``*.shards``, and links back to a folder that holds them. They are returned
+  with their number, to be printed.
+- A folder that cannot be listed and a broken link are errors.
 - A file that comes twice, by whatever names, is an error.
 """
 
@@ -26,12 +26,12 @@ from .documents import STANDARD_INPUT, Location
 
 READABLE = "gz|zst|zstd|bz2|xz"
 UNREADABLE = "lz4|lzma|br|sz|snappy|z|lz|lzo|zip|7z|rar"
-"""Compressions that are refused with what to do, rather than left out with a line."""
+"""Compressions that are refused with advice. Files of other names are only left out."""
 DATA_NAME = re.compile(rf"\.(jsonl|json|ndjson|parquet)(\.({READABLE}|{UNREADABLE}))?$", re.IGNORECASE)
 COMPRESSED_NAME = re.compile(rf"\.({READABLE})$", re.IGNORECASE)
 BAD_DOCUMENTS_SUFFIX = ".bad.jsonl"
 SUMMARY_SUFFIX = ".summary.json"
-"""End the names of what is written beside the datasets, and is no input."""
+"""Endings of files that are written beside the datasets and are never input."""
 OWN_FOLDERS = (".bfp", ".shards")
 HIDDEN = (".", "_")
 
@@ -44,7 +44,7 @@ LOOP = "links back to a folder that holds them"
 
 @dataclass
 class LeftOut:
-    """What one part of the rule leaves out."""
+    """The files that are left out for one reason."""
 
     reason: str
     first: str
@@ -60,12 +60,12 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class InputFiles:
-    """What ``--input`` stands for."""
+    """The files that ``--input`` names."""
 
     paths: list[str]
     """The files, in order."""
     left_out: list[LeftOut]
-    """What the rule leaves out of folders."""
+    """Files in folders that are not read."""
     warnings: list[str]
     """What may be a mistake."""
 
@@ -87,7 +87,7 @@ def input_files(inputs: Sequence[str]) -> InputFiles:
 
     Raises:
         OptionError: there is no such file, a pattern or folder gives none, or a file comes twice.
-        InputError: a folder cannot be listed, or a link leads to what is not there.
+        InputError: a folder cannot be listed, or a link is broken.
     """
     paths: list[str] = []
     omissions: Omissions = {}
@@ -134,12 +134,12 @@ def _folders_above(path: str) -> Iterator[str]:
 
 
 def matching_paths(pattern: str) -> Iterator[str]:
-    """The paths that a glob pattern matches, as the shell's: names that begin with a dot only where the pattern's does.
+    """The paths that a glob pattern matches, as in a shell: names with a leading dot only if the pattern has one, too.
 
-    The standard library's ``glob`` passes over folders that cannot be listed, and goes round in links that lead back.
+    The standard library's ``glob`` skips folders that cannot be listed, and follows links in circles.
 
     Raises:
-        InputError: a folder cannot be listed, or a link on the way leads to what is not there.
+        InputError: a folder cannot be listed, or a link on the way is broken.
     """
     root = os.sep if pattern.startswith(os.sep) else ""
     for path in _matching(root, [part for part in pattern.split(os.sep) if part], set()):
@@ -151,7 +151,7 @@ def _matching(folder: str, parts: list[str], walked: set[tuple[Identity, int]]) 
     """The matches in a folder of the last parts of a pattern.
 
     Args:
-        walked: folders in which ``**`` was looked for, with the number of parts left; links may lead there again.
+        walked: folders that ``**`` was matched in, with the number of parts left; links may lead there again.
     """
     if not parts:
         if folder:
@@ -213,14 +213,14 @@ def _walk(
     """Add the data files in a folder and below it.
 
     Args:
-        above: the folders that it is in, as it was reached.
-        walked: folders that were reached before, and how.
+        above: the folders that contain it.
+        walked: folders that were walked before -> by which path.
 
     Raises:
         OptionError: the folder was reached by another path, and holds data.
     """
     identity = _identity(folder)
-    if identity in walked:  # walking all ways through many links takes for ever
+    if identity in walked:  # walking all paths through many links would take forever
         _refuse_files_of(walked[identity], folder, files)
         return
     walked[identity] = folder
@@ -269,7 +269,7 @@ def _listed(folder: str) -> list[os.DirEntry[str]]:
 
 
 def _is_entry_a_folder(entry: os.DirEntry[str], path: str) -> bool:
-    """As ``_is_folder``, without another look at the disk where listing told it."""
+    """As ``_is_folder``, without asking the disk again if the listing says it."""
     try:
         return _is_folder(path) if entry.is_symlink() else entry.is_dir(follow_symlinks=False)
     except OSError as error:
@@ -281,7 +281,7 @@ def _is_folder(path: str) -> bool:
 
     Raises:
         OptionError: there is no such file.
-        InputError: it is a link to what is not there, or it cannot be looked at.
+        InputError: it is a broken link, or it cannot be read.
     """
     try:
         return stat.S_ISDIR(os.stat(path).st_mode)
@@ -290,13 +290,13 @@ def _is_folder(path: str) -> bool:
         if not os.path.islink(path):
             raise OptionError(f"{name}: no such file") from None
         target = Location(os.readlink(path)).name
-        raise InputError(f"{name}: is a link to {target}, which is not there; mend the link or remove it") from None
+        raise InputError(f"{name}: is a link to {target}, which does not exist; repair the link or remove it") from None
     except OSError as error:
         raise _unreadable(path, error) from None
 
 
 def _is_there(path: str) -> bool:
-    """Whether there is such a name, be it of a link to what is not there."""
+    """Whether the name exists, even as a broken link."""
     try:
         os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -314,7 +314,7 @@ def _identity(path: str) -> Identity:
     """Device and inode of a file; an inode of 0 if that is not known."""
     try:
         status = os.stat(path) if path != STANDARD_INPUT else os.fstat(sys.stdin.fileno())
-    except (AttributeError, ValueError):  # a standard input that is closed, or none of the system's
+    except (AttributeError, ValueError):  # a standard input that is closed, or not a file of the system
         return 0, 0
     except OSError as error:
         raise _unreadable(path, error) from None
@@ -326,14 +326,14 @@ def _refuse_twice(paths: Sequence[str]) -> None:
 
     Raises:
         OptionError: one does.
-        InputError: one cannot be looked at.
+        InputError: one cannot be read.
     """
     if paths.count(STANDARD_INPUT) > 1:
-        raise OptionError("--input: standard input (-) can be read once only")
+        raise OptionError("--input: standard input (-) can be read only once")
     names: dict[Identity | str, str] = {}
     for path in paths:
         identity = _identity(path)
-        # Some network file systems number no inodes.
+        # Some network file systems have no inode numbers.
         key = identity if identity[1] else os.path.realpath(path)
         if key in names:
             raise _comes_twice(path, names[key])
@@ -346,7 +346,7 @@ def _comes_twice(path: str, before: str) -> OptionError:
 
 
 def _warnings(paths: Sequence[str]) -> list[str]:
-    """Files whose names differ in their compression alone."""
+    """Warns of files whose names differ only in their compression."""
     names: dict[str, str] = {}
     pairs = []
     for path in paths:

@@ -1,4 +1,4 @@
-"""Input files to raw documents: what reads each piece of them, by what its first bytes say."""
+"""Input files to raw documents. The format is detected from the content, not from the name."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,7 @@ from .documents import STANDARD_INPUT, Batch, Location
 from .jsonl import LineBatch, count_line_starts, line_batches, line_chunks
 
 START_BYTES = 512
-"""Enough to tell what a file is."""
+"""Enough to detect a file's format."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Piece:
     path: str
     """As ``--input`` names the file."""
     num_bytes: int
-    """Bytes of the file that it covers, on disk; of Parquet, an estimate."""
+    """Bytes of the file on disk that it covers; of Parquet, an estimate."""
     begin: int = 0
     end: int | None = None
     """Bytes of a plain JSON Lines file, row groups of a Parquet file; None for all."""
@@ -31,17 +31,17 @@ class Piece:
 
 
 def read_batches(piece: Piece, keys: Sequence[str]) -> Iterator[tuple[Batch, float]]:
-    """The raw documents of a piece of a file of any kind we know, in order, in constant memory.
+    """The raw documents of a piece of a file of any known format, in order, in constant memory.
 
     Args:
-        keys: what will be asked of the batches; of Parquet nothing else is read.
+        keys: those that will be asked for; of Parquet, only their columns are read.
 
     Yields:
         Each batch, and the share of the piece that has been read with it.
 
     Raises:
-        InputError: the file cannot be read, or is none of these kinds.
-        OptionError: a library for its kind is not installed.
+        InputError: the file cannot be read, or its format is unknown.
+        OptionError: the library for its format is not installed.
     """
     name, size = Location(piece.path).name, max(1, piece.num_bytes)
     try:
@@ -65,11 +65,11 @@ def read_batches(piece: Piece, keys: Sequence[str]) -> Iterator[tuple[Batch, flo
 
 
 def stream_batches(path: str) -> Iterator[LineBatch]:
-    """The raw documents of what can be read once only: standard input, a pipe.
+    """The raw documents of a stream that can be read only once: standard input, a pipe.
 
     Raises:
-        InputError: it cannot be read, or is no JSON Lines, compressed or not.
-        OptionError: a library for its kind is not installed.
+        InputError: it cannot be read, or is not JSON Lines, compressed or not.
+        OptionError: the library for its compression is not installed.
     """
     name = Location(path).name
     try:
@@ -111,7 +111,7 @@ def opened(path: str) -> BinaryIO:
 
 
 def start_of(file: BinaryIO, size: int) -> bytes:
-    """The first ``size`` bytes, less if there are no more; a pipe gives them as they come."""
+    """The first ``size`` bytes, or all if there are fewer, also of a pipe that gives them in small chunks."""
     start = b""
     while len(start) < size and (more := file.read(size - len(start))):
         start += more

@@ -1,9 +1,8 @@
 """JSON Lines: the bytes of a file are cut into batches of whole lines, and each line is one document's JSON object.
 
-Lines end at a line feed and nowhere else: other line separators, such as U+2028, may stand inside a text. A line that
-is not UTF-8 is that line's fault and not the file's. The fast parser refuses some lines that are well-known in the
-wild (``NaN`` in another key, say): what it refuses is parsed once more by the standard library, which then decides and
-says why.
+Lines end only at a line feed: other line separators, such as U+2028, may occur inside a text. A line that is not UTF-8
+is a bad document, not a bad file. The fast parser refuses some lines that are common in the wild (``NaN`` under another
+key, say). The standard library parses what it refuses once more, and then decides and says why.
 """
 
 import difflib
@@ -21,10 +20,10 @@ from .file_kinds import BOM, check_start
 
 BATCH_BYTES = 1 << 21
 MAX_DEPTH = 200
-"""Of what the standard library is given to parse, where it is nested too deeply for it."""
+"""Of brackets, if a line is nested too deeply for the standard library: deeper ones are replaced by null."""
 STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]')
 LONGEST_SHOWN_KEY, SHOWN_KEYS = 40, 20
-"""Characters, and number, of the keys that a message names."""
+"""Length and number of the keys that a message names."""
 
 
 @dataclass(frozen=True)
@@ -50,13 +49,13 @@ class LineBatch:
         return len(self._lines)
 
     def records(self, keys: Sequence[str]) -> Iterator[Record | BadDocument]:
-        """Each line's texts under ``keys``, or what is wrong with it. Blank lines are passed over.
+        """Each line's texts under ``keys``, or what is wrong with it. Blank lines are skipped.
 
         Raises:
             OptionError: the JSON parser is not installed.
         """
         loads = _fast_loads()
-        content = memoryview(self.content)  # whose parts are no copies
+        content = memoryview(self.content)  # slices of it are not copies
         for number, (begin, end) in enumerate(self._lines, self.first_line):
             location = Location(self.path, number, self.first_byte + begin)
             try:
@@ -85,9 +84,9 @@ def line_batches(
 
     Args:
         chunks: the bytes of the file, or of a piece of it that begins where a line does.
-        path: names the file in batches and messages.
+        path: of the file, for batches and messages.
         first_byte: where the piece begins in the file.
-        is_checked: the file's start was seen to be JSON Lines.
+        is_checked: ``check_lines`` was called with the file's start.
 
     Raises:
         InputError: it is not JSON Lines, or a line is longer than ``MAX_DOCUMENT_BYTES``.
@@ -115,9 +114,10 @@ def line_batches(
 
 
 def line_chunks(file: BinaryIO, begin: int, end: int) -> tuple[int, Iterator[bytes]]:
-    """The lines of a file that begin in a range of its bytes: where the first does, and their bytes in chunks.
+    """The lines of a file that begin in a range of its bytes. So consecutive ranges cover every line once.
 
-    Ranges that follow one another so cover every line once.
+    Returns:
+        The first byte of the first line, and the lines' bytes in chunks.
     """
     file.seek(begin)
     if begin:
@@ -148,7 +148,7 @@ def count_line_starts(file: BinaryIO, begin: int, end: int) -> int:
 
 
 def _in_large_chunks(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """``chunks`` joined to pieces of ``BATCH_BYTES`` or a little more: pipes and small members come in small ones."""
+    """``chunks`` joined to ``BATCH_BYTES`` or a little more: those of pipes and of small members are small."""
     joined: list[bytes] = []
     size = 0
     for chunk in chunks:
@@ -162,10 +162,10 @@ def _in_large_chunks(chunks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def check_lines(chunk: bytes, is_whole: bool, path: str) -> None:
-    """Refuse a file that is no JSON Lines, by its first chunk: as ``check_start``.
+    """Refuse a file that is not JSON Lines, by its first chunk: as ``check_start``.
 
     Raises:
-        InputError: it is none.
+        InputError: the file is not JSON Lines.
         OptionError: the JSON parser is not installed.
     """
     loads = _fast_loads()
@@ -181,7 +181,7 @@ def _fast_loads() -> Any:
 
 
 def _parsed(line: memoryview, loads: Any) -> tuple[dict[str, Any] | None, Callable[[object, str], str]]:
-    """A line's object, None if the line is blank; and how its texts are checked."""
+    """A line's object, None if the line is blank; and the function that checks its texts."""
     try:
         document, checked = loads(line), text_of  # the fast parser refuses half a surrogate pair
     except ValueError:
@@ -218,7 +218,7 @@ def _loads(text: str) -> Any:
 
 
 def _without_depths(text: str) -> str:
-    """JSON with null in place of objects and arrays that are in more than ``MAX_DEPTH`` others.
+    """JSON with null instead of objects and arrays that are inside more than ``MAX_DEPTH`` others.
 
     Raises:
         ValueError: brackets do not match.
@@ -243,7 +243,7 @@ def _without_depths(text: str) -> str:
 
 
 def _value(document: dict[str, Any], key: str) -> object:
-    """What is under a key, or under a path of keys with dots between them."""
+    """The value of a key, or of a path of keys with dots between them."""
     if key in document:
         return document[key]
     value: Any = document
@@ -255,7 +255,7 @@ def _value(document: dict[str, Any], key: str) -> object:
 
 
 def missing_key(key: str, keys: Collection[str], kind: str = "key") -> str:
-    """Says that a key is missing, which there are, and which of them may have been meant.
+    """A message: the key is missing, these keys exist, and this one may have been meant.
 
     Of many keys only some are named. Keys that are too long to be keys are not shown: they may be texts.
     """

@@ -1,7 +1,7 @@
 """Parquet: row groups are read in batches of rows, and each row is one document. Only the columns asked for are read.
 
-Texts travel as bytes and are decoded where they are tokenized, so a value that is not UTF-8 is that row's fault. This
-makes text, large text, dictionary and binary columns the same.
+Texts travel as bytes and are decoded by the process that tokenizes them. So a value that is not UTF-8 is a bad
+document, not a bad file. Text, large text, dictionary and binary columns are treated alike.
 """
 
 from collections.abc import Iterator, Sequence
@@ -59,11 +59,14 @@ def row_group_sizes(file: BinaryIO, path: str) -> list[int]:
 def row_batches(
     file: BinaryIO, path: str, keys: Sequence[str], first_group: int = 0, end_group: int | None = None
 ) -> Iterator[tuple[RowBatch, float]]:
-    """Batches of about ``BATCH_BYTES`` of the values under ``keys``, in order, each with the share read with it.
+    """Batches of about ``BATCH_BYTES`` of the values under ``keys``, in order.
 
     Args:
         keys: names of columns, or of fields in columns of structs: ``meta.text``.
-        first_group, end_group: the row groups to read; None for all that follow.
+        first_group, end_group: the range of row groups to read; None for all that follow.
+
+    Yields:
+        Each batch, and the share of the rows that has been read with it.
 
     Raises:
         InputError: the file is damaged, or a column is missing or holds no text.
@@ -78,8 +81,8 @@ def row_batches(
             first_row = row = 1 + sum(num_rows[: groups.start])
             columns = [_column_of(parquet.schema_arrow, key, name) for key in keys]
             for group in groups:
-                # A damaged description of a column is an error where a row is read, and ends the process where its size
-                # is asked for: pyarrow lets that exception of C++ go through.
+                # If a column's description is damaged, reading a row raises an error, but asking for the column's size
+                # ends the process: pyarrow does not catch that C++ exception.
                 next(parquet.iter_batches(1, [group], columns, use_threads=False), None)
                 rows = _rows_a_batch(parquet.metadata, group, keys)
                 for batch in parquet.iter_batches(rows, [group], columns, use_threads=False):
@@ -107,7 +110,7 @@ def _opened(file: BinaryIO, path: str) -> Any:
 def _errors() -> tuple[type[Exception], ...]:
     import pyarrow
 
-    # The last three of names and numbers in footers.
+    # The last three are raised for names and numbers in footers.
     return pyarrow.ArrowException, OSError, ValueError, OverflowError, LookupError
 
 
@@ -117,7 +120,7 @@ def _damaged(path: str, row: int, error: Exception) -> InputError:
 
 
 def _rows_a_batch(metadata: Any, group: int, keys: Sequence[str]) -> int:
-    """Rows of a row group that hold about ``BATCH_BYTES`` of the values under ``keys``."""
+    """How many rows of a row group hold about ``BATCH_BYTES`` of the values under ``keys``."""
     row_group = metadata.row_group(group)
     columns = [index for index in range(len(metadata.schema)) if metadata.schema.column(index).path in keys]
     size = sum(row_group.column(index).total_uncompressed_size for index in columns)
@@ -145,8 +148,8 @@ def _column_of(schema: Any, key: str, name: str) -> str:
             raise InputError(f"{name}: {missing_key(key, names, 'column')}")
         if len(parts) > 1:
             raise InputError(
-                f"{name}: has {len(parts)} columns named {part!r}; which of them holds the texts is not known; "
-                "write it with one of them"
+                f"{name}: has {len(parts)} columns named {part!r}; it is not known which holds the "
+                "texts; write the file with only one of them"
             )
         kind = parts[0]
         fields = list(kind) if types.is_struct(kind) else []
@@ -159,7 +162,7 @@ def _column_of(schema: Any, key: str, name: str) -> str:
 
 
 def _values(batch: Any, key: str) -> list[bytes | None]:
-    """The values of a column as bytes, None for null."""
+    """The values of a column as bytes; None for null."""
     import pyarrow
     import pyarrow.compute as compute
 

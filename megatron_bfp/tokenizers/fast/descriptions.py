@@ -131,7 +131,7 @@ def unknown_token(tokenizer: Tokenizer) -> int | None:
 
 
 def described_otherwise(tokenizer: Tokenizer) -> re.Pattern[str] | None:
-    """Finds what ``description`` leaves out: a SentencePiece model's user-defined pieces that are no markers.
+    """Finds what ``description`` leaves out: a SentencePiece model's user-defined pieces that are not markers.
 
     The library cuts them out of a text first. None if there are none.
     """

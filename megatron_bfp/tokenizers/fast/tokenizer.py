@@ -90,7 +90,7 @@ class FastTokenizer(Tokenizer):
 
     def _encode_prepared(self, text: str) -> np.ndarray:
         self._encoded += len(text)
-        # Text by text: a batch is no faster, and its ids would have to be taken apart.
+        # Text by text: a batch is not faster, and its ids would have to be split.
         ids = self._backend.encode(text).view(np.int32)
         return ids if self._unknown is None else _with_unknown(ids, self.vocab_size, self._unknown)
 

@@ -67,7 +67,7 @@ def test_damage_is_an_error(name):
 @pytest.mark.parametrize("rest", [b"garbage", b"\n", b"\x1f"])
 def test_what_follows_and_is_no_member_is_an_error(name, rest):
     data = COMPRESS[name](b"abc")
-    with pytest.raises(InputError, match=f"^file: what follows the {name} data at byte {len(data)} is no {name} data"):
+    with pytest.raises(InputError, match=f"^file: what follows the {name} data at byte {len(data)} is not {name} data"):
         read(data + rest)
 
 

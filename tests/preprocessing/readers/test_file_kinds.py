@@ -110,17 +110,17 @@ KINDS = {
     "xml": (lambda _: b'<?xml version="1.0"?>\n<a/>\n', "XML"),
     "html": (lambda _: b"<!DOCTYPE html>\n<html>\n", "HTML"),
     "git lfs": (lambda _: b"version https://git-lfs.github.com/spec/v1\noid sha256:12\nsize 9\n", "git lfs pull"),
-    "idx": (lambda _: b"MMIDIDX\x00\x00" + bytes(50), "--indexed"),
+    "idx": (lambda _: b"MMIDIDX\x00\x00" + bytes(50), "megatron-bfp index"),
     "random": (lambda _: b"\xa7\x00" + RANDOM.randbytes(5000), "neither text nor"),
     "random, begins as an object": (lambda _: b"{" + RANDOM.randbytes(9000), "none of the first"),
-    "zeros": (lambda _: bytes(4096), "NUL bytes alone"),
+    "zeros": (lambda _: bytes(4096), "only NUL bytes"),
     "json, no objects": (lambda _: b'"a"\n' * 20, "none of the first 20 lines is a JSON object"),
     "csv": (lambda _: b"id,text\n" + b"1,a text\n" * 20, "none of the first 21 lines is a JSON object"),
     "latin 1": (lambda _: '{"text": "é"}\n'.encode("latin-1") * 10, "is not UTF-8; none of the first 10 lines"),
-    "pretty": (lambda _: json.dumps({"text": "a", "b": [1]}, indent=2).encode(), "over several lines"),
-    "pretty, several": (lambda _: b"\n".join([b'{\n "text": "a"\n}'] * 3), "over several lines"),
-    "pretty, compact start": (lambda _: b'{"text": "a",\n "b": 1}\n', "over several lines"),
-    "pretty and large": (lambda _: b'{\n"text": "' + b"a" * (1 << 21) + b'"\n}\n', "over several lines"),
+    "pretty": (lambda _: json.dumps({"text": "a", "b": [1]}, indent=2).encode(), "spans several lines"),
+    "pretty, several": (lambda _: b"\n".join([b'{\n "text": "a"\n}'] * 3), "spans several lines"),
+    "pretty, compact start": (lambda _: b'{"text": "a",\n "b": 1}\n', "spans several lines"),
+    "pretty and large": (lambda _: b'{\n"text": "' + b"a" * (1 << 21) + b'"\n}\n', "spans several lines"),
     "without line feeds": (lambda _: b'{"text": "a"}{"text": "b"}', "several objects are on one line"),
     "array": (lambda _: b'[\n{"text": "a"},\n{"text": "b"}\n]\n', "a JSON array"),
 }
@@ -217,5 +217,5 @@ def test_fault_A11_how_many_bad_lines_make_a_file_bad(number):
 def test_fault_B13_objects_over_lines_are_told_to_be_one_a_line(tmp_path, kind):
     path = tmp_path / "a.json"
     path.write_bytes(KINDS[kind][0](tmp_path))
-    with pytest.raises(InputError, match="over several lines, so it is not JSON Lines: write one object a line"):
+    with pytest.raises(InputError, match="spans several lines, so it is not JSON Lines: write one object a line"):
         list(read_batches(Piece(str(path), 9), ["text"]))

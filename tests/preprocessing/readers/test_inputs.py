@@ -72,7 +72,7 @@ def test_a_file_whose_name_looks_like_a_pattern(tmp_path):
         (["{0}/none.jsonl"], "no such file"),
         (["{0}/*.none"], "no file matches this pattern"),
         (["{0}/.cache/../empty"], "no file in this folder is named as data"),
-        (["-", "-"], "once only"),
+        (["-", "-"], "only once"),
     ],
 )
 def test_what_names_no_file_is_refused(folder, values, reason):
@@ -287,7 +287,7 @@ def test_fault_B05_a_broken_link_is_one_line(tmp_path, monkeypatch, name, value)
         with pytest.raises(OptionError, match="no such file"):
             input_files([value.format(name=name)])
         return
-    with pytest.raises(InputError, match=rf"--input (\./)?{name}: is a link to gone, which is not there"):
+    with pytest.raises(InputError, match=rf"--input (\./)?{name}: is a link to gone, which does not exist"):
         input_files([value.format(name=name)])
     os.symlink("gone", tmp_path / "_left_out")
     os.remove(name)

@@ -104,7 +104,7 @@ def test_a_column_that_is_none_of_texts_is_refused(columns, key, reason):
 
 def test_fault_B05_a_column_that_is_there_twice_is_refused():
     content = (DATA / "column_twice.parquet").read_bytes()
-    with pytest.raises(InputError, match="^file: has 2 columns named 'text'; which of them .* with one of them$"):
+    with pytest.raises(InputError, match="^file: has 2 columns named 'text'; .* with only one of them$"):
         read(content)
     struct = pyarrow.StructArray.from_arrays([pyarrow.array(["a"]), pyarrow.array(["b"])], names=["t", "t"])
     with pytest.raises(InputError, match="^file: has 2 columns named 't'"):
