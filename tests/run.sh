@@ -5,20 +5,29 @@
 #   bash tests/run.sh --slow              also races, kills and fuzzing at length
 #   bash tests/run.sh --integration       also those against real checkouts: MEGATRON_LM_PATH, MEGATRON_DEEPSPEED_PATH
 #   bash tests/run.sh --python 3.12       the dataset and attention tests on another Python, with its megatron-core
+#   bash tests/run.sh --install           only install; goes together with --integration and --python
 #
-# Anything else is handed to pytest. PYTHON chooses the interpreter (default python3).
+# Anything else is handed to pytest: -k NAME, -n 0 for one process, -s to see what tests print (in one process too).
+# PYTHON chooses the interpreter (default python3).
+#
+# The test files are spread over one process more than there are cores, since many tests wait for processes that they
+# start. Temporary folders are in /dev/shm if it has room: on a disk, thousands of small writes wait to be forced there.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 version=""
 integration=""
 left_out="slow or integration"
+only_install=""
+parallel=(-n "$(($(nproc) + 1))" --dist loadscope --no-loadscope-reorder)
 arguments=()
 while [ $# -gt 0 ]; do
     case $1 in
         --python) version=$2; shift ;;
         --slow) left_out=${left_out/slow or /}; left_out=${left_out/#slow/} ;;
         --integration) integration=,integration; left_out=${left_out/ or integration/}; left_out=${left_out/#integration/} ;;
+        --install) only_install=yes ;;
+        -s | --capture=no | --pdb | -n* | --dist*) parallel=(); arguments+=("$1") ;;
         *) arguments+=("$1") ;;
     esac
     shift
@@ -34,7 +43,7 @@ if [ -n "$version" ]; then
 else
     venv=.venv
     python=${PYTHON:-python3}
-    extras=".[test,preprocess,deepspeed$integration]"
+    extras=".[test,preprocess,deepspeed,docs$integration]"
     packages=()
     tests=(tests)
 fi
@@ -44,5 +53,11 @@ fi
     ${packages[@]+"${packages[@]}"}
 PYTHONWARNINGS=ignore "$venv/bin/python" -c 'import sys, numpy, torch, megatron.core as core
 print(f"Python {sys.version.split()[0]}, numpy {numpy.__version__}, torch {torch.__version__}, megatron-core {core.__version__}")'
-exec "$venv/bin/python" -m pytest -c tests/pytest.ini ${left_out:+-m "not ($left_out)"} "${tests[@]}" \
-    ${arguments[@]+"${arguments[@]}"}
+[ -z "$only_install" ] || exit 0
+
+free=$(df --output=avail -B1G /dev/shm 2>/dev/null | tail -n 1 || true)
+if [ "${free:-0}" -ge 8 ]; then
+    export PYTEST_DEBUG_TEMPROOT=${PYTEST_DEBUG_TEMPROOT:-/dev/shm}
+fi
+exec "$venv/bin/python" -m pytest -c tests/pytest.ini ${parallel[@]+"${parallel[@]}"} \
+    ${left_out:+-m "not ($left_out)"} "${tests[@]}" ${arguments[@]+"${arguments[@]}"}
