@@ -22,8 +22,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LEFT_OUT = ("build", "dist", "site", "quickstart", "__pycache__", "*.egg-info", ".git", ".venv*", ".*_cache")
-LEFT_OUT += (".hypothesis",)
+LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.egg-info", ".git", ".venv*", ".*_cache", ".hypothesis")
+OUTPUTS = {"build", "dist", "site", "quickstart"}
+"""Folders that a checkout may have after builds and the quickstart."""
 OF_BUILDING = ("PKG-INFO", "setup.cfg", "megatron_bfp.egg-info/")
 """What building adds to a source distribution."""
 COMMANDS = (
@@ -61,7 +62,7 @@ def call(command: Sequence[str | Path], folder: Path, **environment: str) -> str
     """The output of a command that must succeed."""
     done = run(command, folder, **environment)
     if done.returncode:
-        fail(f"exit status {done.returncode} of {' '.join(map(str, command))}\n{done.stdout}")
+        fail(f"exit status {done.returncode} of {' '.join(map(str, command))}\n{done.stdout[-5000:]}")
     return done.stdout
 
 
@@ -74,6 +75,11 @@ def check_same(what: str, contents: set[str], expected: set[str]) -> None:
     """Stop if two sets of file names differ."""
     if contents != expected:
         fail(f"{what}: missing {sorted(expected - contents)}, should not be there {sorted(contents - expected)}")
+
+
+def left_out(folder: str, names: list[str]) -> set[str]:
+    """What is no source, for ``shutil.copytree``."""
+    return LEFT_OUT(folder, names) | (OUTPUTS if folder == str(ROOT) else set())
 
 
 def files_of(folder: Path) -> set[str]:
@@ -138,7 +144,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="package-") as name:
         folder = Path(name)
         source, tools, built = folder / "source", folder / "tools", folder / "dist"
-        shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(*LEFT_OUT))
+        shutil.copytree(ROOT, source, ignore=left_out)
         call([sys.executable, "-m", "venv", tools], folder)
         release = ["--quiet", "--constraint", ROOT / "constraints.txt", "build", "twine"]
         call([tools / "bin/pip", "install", *release], folder)

@@ -47,7 +47,7 @@ def test_data_on_a_read_only_file_system_and_a_cache_on_another(mounted):
     index = open_or_build(dataset, KEY, str(cache))
     assert index.was_built and index.path.startswith(str(cache)) and not os.path.exists(index_directory(prefix))
     again = open_or_build(dataset, KEY, str(cache))
-    assert not again.was_built and [found.path for found in verify_all(prefix, str(cache))] == [again.path]
+    assert not again.was_built and [index.path for index in verify_all(prefix, str(cache))] == [again.path]
     with pytest.raises(SequenceIndexError, match="data.bfp .Read-only file system.*Give a writable --data-cache-path"):
         open_or_build(dataset, KEY)
     with pytest.raises(SequenceIndexError, match="data.bfp/s8-d0-12: cannot be written: Read-only file system"):

@@ -25,10 +25,10 @@ class SmallTokenizer(Tokenizer):
 
 
 def command_line(prefix, *options):
-    """Options of a small run; those that are given take the place of others. None leaves one out."""
-    found = {"--data-path": prefix} | NEEDED
+    """Options of a small run; those that are given replace others. None leaves one out."""
+    pairs = {"--data-path": prefix} | NEEDED
     names = [str(option) for option in options]
-    return [str(part) for name, value in found.items() if name not in names for part in (name, value)] + names
+    return [str(part) for name, value in pairs.items() if name not in names for part in (name, value)] + names
 
 
 def leave_world():

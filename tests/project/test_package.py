@@ -30,17 +30,17 @@ def requirements(lines, python):
     """Those of the lines of a requirements file or an extra that apply to a Python on Linux."""
     environment = {"python_version": python, "python_full_version": f"{python}.1"}
     lines = [line for line in lines if line.strip() and not line.startswith("#")]
-    return [found for found in map(Requirement, lines) if not found.marker or found.marker.evaluate(environment)]
+    return [wanted for wanted in map(Requirement, lines) if not wanted.marker or wanted.marker.evaluate(environment)]
 
 
 def pins(python):
     """Package -> version in constraints.txt."""
-    found = {}
+    versions = {}
     for pin in requirements((ROOT / "constraints.txt").read_text().splitlines(), python):
         (specifier,) = pin.specifier
-        assert specifier.operator == "==" and canonicalize_name(pin.name) not in found
-        found[canonicalize_name(pin.name)] = specifier.version
-    return found
+        assert specifier.operator == "==" and canonicalize_name(pin.name) not in versions
+        versions[canonicalize_name(pin.name)] = specifier.version
+    return versions
 
 
 @pytest.mark.parametrize("python", PYTHONS)
@@ -83,7 +83,7 @@ def test_fault_C01_the_configuration_of_pip_is_switched_off(monkeypatch):
 
 
 def test_fault_C08_the_trainer_finds_every_tokenizer_in_its_extra():
-    names = {found.name for found in requirements(EXTRAS["deepspeed"], "3.11")}
+    names = {wanted.name for wanted in requirements(EXTRAS["deepspeed"], "3.11")}
     assert {"tokenizers", "sentencepiece", "tiktoken", "torch", "megatron-core", "deepspeed"} <= names
 
 
@@ -222,4 +222,4 @@ def test_fault_C08_every_optional_package_belongs_to_an_extra():
     others = imported - set(sys.stdlib_module_names) - own - of_kernels - {"numpy"}
     assert others <= set(EXPLAINED), others - set(EXPLAINED)
     for module, extra in EXPLAINED.items():
-        assert PACKAGES.get(module, module) in {found.name for found in requirements(EXTRAS[extra], "3.11")}, module
+        assert PACKAGES.get(module, module) in {wanted.name for wanted in requirements(EXTRAS[extra], "3.11")}, module
