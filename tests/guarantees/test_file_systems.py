@@ -10,7 +10,7 @@ from helpers.datasets import documents_of, write
 
 from megatron_bfp import SequenceIndexError, pack
 from megatron_bfp.indexed_dataset.reader import IndexedDataset
-from megatron_bfp.sequence_index import builder as index_building
+from megatron_bfp.sequence_index import builder
 from megatron_bfp.sequence_index.builder import build, open_or_build
 from megatron_bfp.sequence_index.key import IndexKey, index_directory
 from megatron_bfp.sequence_index.verify import verify_all
@@ -80,7 +80,7 @@ def test_where_renaming_over_a_directory_fails_in_any_way_one_index_is_left(
     directory = index_directory(dataset.prefix)
     if overwrite:
         build(dataset, KEY, directory)
-    rename, write_arrays = os.rename, index_building._write
+    rename, write_arrays = os.rename, builder._write
 
     def fail_over_a_directory(source, target):
         if os.path.isdir(target):
@@ -88,14 +88,14 @@ def test_where_renaming_over_a_directory_fails_in_any_way_one_index_is_left(
         rename(source, target)
 
     def other_is_faster(*arguments):
-        monkeypatch.setattr(index_building, "_write", write_arrays)
+        monkeypatch.setattr(builder, "_write", write_arrays)
         write_arrays(*arguments)
         build(dataset, KEY, directory, overwrite)
 
     monkeypatch.setattr(os, "rename", fail_over_a_directory)
-    monkeypatch.setattr(index_building, "_write", other_is_faster)
-    monkeypatch.setattr(index_building, "_remove_leftovers", lambda *_: None)  # of the builder that is at work
-    monkeypatch.setattr(index_building, "locked_directory", lambda _: contextlib.nullcontext(False))
+    monkeypatch.setattr(builder, "_write", other_is_faster)
+    monkeypatch.setattr(builder, "_remove_leftovers", lambda *_: None)  # of the builder that is at work
+    monkeypatch.setattr(builder, "locked_directory", lambda _: contextlib.nullcontext(False))
     assert len(build(dataset, KEY, directory, overwrite)) == len(pack(LENGTHS, 8))
     assert os.listdir(directory) == [KEY.name]
     assert len(verify_all(dataset.prefix)) == 1

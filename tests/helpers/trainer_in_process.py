@@ -9,7 +9,7 @@ from unittest import mock
 import deepspeed
 from megatron.core import parallel_state
 from torch import distributed
-from trainer import training as pretrain_gpt
+from trainer import training
 from trainer.ranks import STOP_SIGNALS
 
 from helpers.megatron_helpers import Tokenizer
@@ -61,6 +61,6 @@ def run_trainer(prefix, *options, tokenizer=None):
     """A run in this process; returns its exit status and what it printed. Its errors are raised."""
     output = io.StringIO()
     with alone(), contextlib.redirect_stdout(output), mock.patch("sys.argv", ["", *command_line(prefix, *options)]):
-        with mock.patch.object(pretrain_gpt, "load_tokenizer", lambda *_: tokenizer or SmallTokenizer()):
-            status = pretrain_gpt.main()
+        with mock.patch.object(training, "load_tokenizer", lambda *_: tokenizer or SmallTokenizer()):
+            status = training.main()
     return status, output.getvalue()
