@@ -17,10 +17,9 @@ from helpers.megatron_deepspeed_on_cpu import copy_for_cpu
 from megatron_bfp.indexed_dataset.reader import IndexedDataset
 
 CHECKOUT = os.environ.get("MEGATRON_DEEPSPEED_PATH")
-MARKS = [
-    pytest.mark.integration,
-    pytest.mark.skipif(not CHECKOUT, reason="MEGATRON_DEEPSPEED_PATH does not name a checkout of Megatron-DeepSpeed"),
-]
+NEEDS_CHECKOUT = pytest.mark.skipif(
+    not CHECKOUT, reason="MEGATRON_DEEPSPEED_PATH does not name a checkout of Megatron-DeepSpeed"
+)
 INTEGRATION = ROOT / "tests/integration"
 STEP = re.compile(r"iteration +(\d+)/ .*consumed samples: +(\d+) .*lm loss: (\S+) ")
 EVALUATION = re.compile(r"draw from (\w+) set \| lm loss value: (\S+) ")

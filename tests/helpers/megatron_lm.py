@@ -16,10 +16,7 @@ from helpers.datasets import ROOT
 from helpers.launching import ENVIRONMENT, free_port
 
 CHECKOUT = os.environ.get("MEGATRON_LM_PATH")
-MARKS = [
-    pytest.mark.integration,
-    pytest.mark.skipif(not CHECKOUT, reason="MEGATRON_LM_PATH does not name a checkout of Megatron-LM"),
-]
+NEEDS_CHECKOUT = pytest.mark.skipif(not CHECKOUT, reason="MEGATRON_LM_PATH does not name a checkout of Megatron-LM")
 ON_CPU = ROOT / "tests/integration/megatron_lm_on_cpu"
 STEP = re.compile(r"iteration +(\d+)/ .*consumed samples: +(\d+) .*lm loss: (\S+) .*grad norm: (\S+) ")
 WATCHED = re.compile(r"^watched (.*)$", re.MULTILINE)

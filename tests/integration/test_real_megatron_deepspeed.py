@@ -7,9 +7,9 @@ import re
 
 import numpy as np
 import pytest
-from helpers.megatron_deepspeed import ALONG, MARKS, PACKED, STEP, launch, losses, train, watched
+from helpers.megatron_deepspeed import ALONG, NEEDS_CHECKOUT, PACKED, STEP, launch, losses, train, watched
 
-pytestmark = MARKS
+pytestmark = [pytest.mark.integration, NEEDS_CHECKOUT]
 SEEN = "best-fit packing: attention inside documents, as the first step showed: "
 FLASH = ["--bf16", "--use-flash-attn-v2"]
 ROTARY = ["--use-rotary-position-embeddings"]

@@ -11,11 +11,11 @@ import sys
 import pytest
 from helpers.datasets import ROOT, write
 from helpers.launching import ENVIRONMENT
-from helpers.megatron_deepspeed import ALONG, MARKS, PACKED, STEP, launch, train, watched
+from helpers.megatron_deepspeed import ALONG, NEEDS_CHECKOUT, PACKED, STEP, launch, train, watched
 
 from megatron_bfp.integrations.megatron_deepspeed.dataset import build_splits
 
-pytestmark = MARKS
+pytestmark = [pytest.mark.integration, NEEDS_CHECKOUT]
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,9 @@ import sys
 
 import pytest
 from helpers.launching import ENVIRONMENT, make_corpus
-from helpers.megatron_lm import MARKS, ON_CPU, STEP, by_way, launch, losses, train, watched
+from helpers.megatron_lm import NEEDS_CHECKOUT, ON_CPU, STEP, by_way, launch, losses, train, watched
 
-pytestmark = MARKS
+pytestmark = [pytest.mark.integration, NEEDS_CHECKOUT]
 CPU_LAYERS = ["--spec", "layer_spec", "packed"]
 SEEN = "best-fit packing: attention inside documents, as the first step showed: "
 

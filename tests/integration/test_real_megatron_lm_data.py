@@ -12,7 +12,7 @@ import shutil
 import numpy as np
 import pytest
 from helpers.launching import make_corpus
-from helpers.megatron_lm import MARKS, ON_CPU, STEP, by_way, launch, train, watched
+from helpers.megatron_lm import NEEDS_CHECKOUT, ON_CPU, STEP, by_way, launch, train, watched
 
 from megatron_bfp.indexed_dataset.reader import IndexedDataset
 from megatron_bfp.indexed_dataset.writer import IndexedDatasetWriter
@@ -20,7 +20,7 @@ from megatron_bfp.sequence_index.builder import build
 from megatron_bfp.sequence_index.key import IndexKey, document_range, index_directory
 from megatron_bfp.sequence_index.reader import SequenceIndex
 
-pytestmark = MARKS
+pytestmark = [pytest.mark.integration, NEEDS_CHECKOUT]
 
 
 @pytest.fixture(scope="module")
