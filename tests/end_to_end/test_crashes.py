@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("deepspeed")
 pytest.importorskip("tokenizers")
 
-from helpers.launching import ENVIRONMENT, BackgroundRun, free_port, make_corpus, trainer
+from helpers.launching import ENVIRONMENT, FAULTY_TRAINER, BackgroundRun, free_port, make_corpus, trainer
 
 SECONDS = 10
 AT_ONCE = 4
@@ -74,7 +74,7 @@ class Crash:
         command = [part.replace("A_PORT", str(free_port())) for part in (LAUNCHERS | BY_HAND)[launcher]]
         options = ("--num-workers", 2, "--zero-stage", 1, "--save", folder / "saved", "--save-interval", 2)
         options += ("--eval-interval", 3, "--load", folder / "saved")
-        command += trainer(corpus, *options, train_iters=1000, script="tests/helpers/faulty_trainer.py")
+        command += trainer(corpus, *options, train_iters=1000, script=FAULTY_TRAINER)
         run = BackgroundRun(command, folder / "log", corpus, environment)
         try:
             wait_until(lambda: moment.exists() and moment.read_text() or run.process.poll() is not None, 240)

@@ -19,6 +19,7 @@ STEP = re.compile(
     r"^(?:\S+: )?iteration (\d+)/\d+ \| loss (\S+) .* grad norm (\S+) .* consumed samples (\d+) ", re.MULTILINE
 )
 TRAINER = "examples/pretrain_gpt.py"
+FAULTY_TRAINER = "tests/helpers/programs/faulty_trainer.py"
 ENVIRONMENT = os.environ | {
     "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
     "PATH": os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"],
@@ -82,12 +83,15 @@ def launch(corpus, *options, ranks=2, train_iters=6, on_gpu=False, fault=None, l
     environment = ENVIRONMENT if on_gpu else ENVIRONMENT | {"CUDA_VISIBLE_DEVICES": ""}
     command = {
         "deepspeed": ["deepspeed", "--num_gpus", str(ranks), "--master_port", str(free_port())],
-        "ranks": [sys.executable, str(ROOT / "tests/helpers/ranks.py"), str(ranks), str(free_port())],
+        "ranks": [sys.executable, str(ROOT / "tests/helpers/programs/ranks.py"), str(ranks), str(free_port())],
     }[launcher]
     if fault:
         environment = environment | {"FAULT": fault}
     command += trainer(
-        corpus, *options, train_iters=train_iters, script="tests/helpers/faulty_trainer.py" if fault else TRAINER
+        corpus,
+        *options,
+        train_iters=train_iters,
+        script="tests/helpers/programs/faulty_trainer.py" if fault else TRAINER,
     )
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, env=environment, cwd=corpus)
     return done.returncode, done.stdout + done.stderr

@@ -7,7 +7,7 @@ import re
 
 import numpy as np
 import pytest
-from helpers.megatron_deepspeed import ALONG, NEEDS_CHECKOUT, PACKED, STEP, launch, losses, train, watched
+from helpers.real_megatron.deepspeed import ALONG, NEEDS_CHECKOUT, PACKED, STEP, launch, losses, train, watched
 
 pytestmark = [pytest.mark.integration, NEEDS_CHECKOUT]
 SEEN = "best-fit packing: attention inside documents, as the first step showed: "

@@ -11,7 +11,7 @@ import sys
 import pytest
 from helpers.datasets import ROOT, write
 from helpers.launching import ENVIRONMENT
-from helpers.megatron_deepspeed import ALONG, NEEDS_CHECKOUT, PACKED, STEP, launch, train, watched
+from helpers.real_megatron.deepspeed import ALONG, NEEDS_CHECKOUT, PACKED, STEP, launch, train, watched
 
 from megatron_bfp.integrations.megatron_deepspeed.dataset import build_splits
 

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 from helpers.launching import ENVIRONMENT, make_corpus
-from helpers.megatron_lm import NEEDS_CHECKOUT, ON_CPU, STEP, by_way, launch, losses, train, watched
+from helpers.real_megatron.lm import NEEDS_CHECKOUT, ON_CPU, STEP, by_way, launch, losses, train, watched
 
 pytestmark = [pytest.mark.integration, NEEDS_CHECKOUT]
 CPU_LAYERS = ["--spec", "layer_spec", "packed"]

@@ -12,7 +12,7 @@ import shutil
 import numpy as np
 import pytest
 from helpers.launching import make_corpus
-from helpers.megatron_lm import NEEDS_CHECKOUT, ON_CPU, STEP, by_way, launch, train, watched
+from helpers.real_megatron.lm import NEEDS_CHECKOUT, ON_CPU, STEP, by_way, launch, train, watched
 
 from megatron_bfp.indexed_dataset.reader import IndexedDataset
 from megatron_bfp.indexed_dataset.writer import IndexedDatasetWriter

@@ -95,6 +95,12 @@ def test_fault_C12_the_version_is_said_in_one_place():
     assert megatron_bfp.__version__ not in (ROOT / "setup.py").read_text() + (ROOT / "pyproject.toml").read_text()
 
 
+def test_the_citation_names_the_version_and_the_paper():
+    citation = (ROOT / "CITATION.cff").read_text()
+    assert f"\nversion: {megatron_bfp.__version__}\n" in citation
+    assert "Fewer Truncations Improve Language Modeling" in citation.partition("preferred-citation:")[2]
+
+
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[-1])
 def test_fault_C12_commands_say_their_version(command):
     done = subprocess.run([sys.executable, *command, "--version"], cwd=ROOT, capture_output=True, text=True)

@@ -1,6 +1,6 @@
 """Start the ranks of a training script as forks of one process that has imported what they import.
 
-    python tests/helpers/ranks.py RANKS PORT SCRIPT OPTIONS
+    python tests/helpers/programs/ranks.py RANKS PORT SCRIPT OPTIONS
 
 The imports take 5 s of CPU for each process, and ``deepspeed`` starts two processes more than there are ranks. Tests
 whose subject is not the launcher take this one. Its exit status is that of the first rank that failed; like a launcher
@@ -15,7 +15,7 @@ import sys
 from multiprocessing.connection import wait
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "examples"))
 
 
 def run_rank(rank: int, ranks: int, port: str, command: list[str]) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from helpers.datasets import ROOT, write
 from helpers.launching import ENVIRONMENT, free_port, make_corpus
-from helpers.megatron_deepspeed_on_cpu import copy_for_cpu
+from helpers.real_megatron.deepspeed_on_cpu import copy_for_cpu
 from megatron_bfp.indexed_dataset.reader import IndexedDataset
 
 CHECKOUT = os.environ.get("MEGATRON_DEEPSPEED_PATH")
