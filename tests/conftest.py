@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from helpers.datasets import write
 
-pytest_plugins = ["helpers.tokenizer_fixtures", "helpers.real_megatron.lm", "helpers.real_megatron.deepspeed"]
+pytest_plugins = ["helpers.tokenizer_fixtures"]
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 SLOWEST_FILES = (
     "end_to_end/test_training.py",
