@@ -1,12 +1,13 @@
-"""Build the distributions in a clean folder and check what is in them.
+"""Build the distributions in a clean folder, check what is in them, and use what they install.
 
     python3 tests/package.py                  needs pip and its index, and .venv as tests/run.sh makes it
 
-- The wheel holds every module of the package and nothing else, also where a ``build/`` was left by an earlier build.
-- The source distribution holds what its tests need: they are collected from it, and some are run. A wheel can be built
-  from it.
+- The wheel holds every file of the package and nothing else, even if an earlier build left a ``build/`` behind.
+- The source distribution holds every file of the project. Its tests can be collected, some of them run, and a wheel can
+  be built from it.
 - ``twine check`` accepts both.
-- Installed into a new environment, with numpy alone, the commands run and say the version.
+- In a new environment with the wheel and numpy alone, every command says the version, and ``megatron-bfp`` builds an
+  index, reports on it and verifies it. The checkout is not on the path.
 """
 
 import os
@@ -21,88 +22,120 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LEFT_OUT = ("build", "dist", "quickstart", "__pycache__", "*.egg-info", ".git", ".venv*", ".*_cache", ".hypothesis")
-NEEDED = ("LICENSE", "README.md", "pyproject.toml", "constraints.txt", "ruff.toml", ".ci/run", "tests/run.sh")
-"""Some files of the source distribution, beside all of the folders in FOLDERS."""
-FOLDERS = ("megatron_bfp", "examples", "tools", "tests")
-COMMANDS = (["megatron-bfp-preprocess"], ["megatron-bfp-report"], ["python", "-m", "megatron_bfp"])
+LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.egg-info", ".git", ".venv*", ".*_cache", ".hypothesis")
+OUTPUTS = {"build", "dist", "site", "quickstart"}
+"""Folders that a checkout may have after builds and the quickstart."""
+OF_BUILDING = ("PKG-INFO", "setup.cfg", "megatron_bfp.egg-info/")
+"""What building adds to a source distribution."""
+COMMANDS = (
+    ["megatron-bfp"],
+    ["megatron-bfp-preprocess"],
+    ["megatron-bfp-report"],
+    ["python", "-m", "megatron_bfp"],
+)
 RUN_FROM_SOURCE = (
     "tests/guarantees/test_cases.py",
     "tests/samples/test_order.py",
     "tests/sequence_index/test_splits.py",
 )
-USE = """
+MAKE_DATASET = """
 import sys, megatron_bfp
 from megatron_bfp.indexed_dataset.writer import IndexedDatasetWriter
 assert sys.argv[1] in megatron_bfp.__file__, megatron_bfp.__file__
 assert len(megatron_bfp.pack([3, 5, 8, 1], 8)) == 3
-with IndexedDatasetWriter(sys.argv[1] + "/data", "uint16") as writer:
+with IndexedDatasetWriter(sys.argv[2], "uint16") as writer:
     for length in (3, 5, 8, 1):
         writer.add(list(range(length)), [length], [1])
     writer.finalize()
 """
 
 
+def run(command: Sequence[str | Path], folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a command without the checkout on Python's path, with all output in one text."""
+    words = [str(word) for word in command]
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return subprocess.run(words, cwd=folder, env=kept | environment, text=True, **output)
+
+
 def call(command: Sequence[str | Path], folder: Path, **environment: str) -> str:
     """The output of a command that must succeed."""
-    settings = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    command = [str(word) for word in command]
-    done = subprocess.run(command, cwd=folder, env=os.environ | environment, **settings)
+    done = run(command, folder, **environment)
     if done.returncode:
-        sys.exit(f"tests/package.py: exit status {done.returncode} of {' '.join(command)}\n{done.stdout}")
+        fail(f"exit status {done.returncode} of {' '.join(map(str, command))}\n{done.stdout[-5000:]}")
     return done.stdout
+
+
+def fail(message: str) -> None:
+    """End with exit status 1 and a message."""
+    sys.exit(f"tests/package.py: {message}")
 
 
 def check_same(what: str, contents: set[str], expected: set[str]) -> None:
     """Stop if two sets of file names differ."""
     if contents != expected:
-        missing, others = sorted(expected - contents), sorted(contents - expected)
-        sys.exit(f"tests/package.py: {what}: missing {missing}, should not be there {others}")
+        fail(f"{what}: missing {sorted(expected - contents)}, should not be there {sorted(contents - expected)}")
 
 
-def files_of(folder: Path, *names: str) -> set[str]:
-    """Files in some folders, by their paths from ``folder``."""
-    paths = (path for name in names for path in (folder / name).rglob("*") if path.is_file())
-    return {path.relative_to(folder).as_posix() for path in paths}
+def left_out(folder: str, names: list[str]) -> set[str]:
+    """What is no source, for ``shutil.copytree``."""
+    return LEFT_OUT(folder, names) | (OUTPUTS if folder == str(ROOT) else set())
+
+
+def files_of(folder: Path) -> set[str]:
+    """All files below a folder, by their paths from it."""
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
 
 
 def check_wheel(wheel: Path, source: Path) -> None:
-    """All modules, the marker of types, and metadata."""
+    """The package's files, besides metadata."""
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
-    check_same(wheel.name, names, files_of(source, "megatron_bfp"))
+    check_same(wheel.name, names, {f"megatron_bfp/{name}" for name in files_of(source / "megatron_bfp")})
 
 
 def check_sdist(sdist: Path, source: Path, folder: Path) -> Path:
-    """All of the project's folders; returns the folder that it unpacks to."""
+    """All of the project's files; returns the folder that it unpacks to."""
     with tarfile.open(sdist) as archive:
         archive.extractall(folder, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
     unpacked = folder / sdist.name.removesuffix(".tar.gz")
-    check_same(sdist.name, files_of(unpacked, *FOLDERS), files_of(source, *FOLDERS))
-    check_same(sdist.name, {name for name in NEEDED if (unpacked / name).exists()}, set(NEEDED))
+    check_same(sdist.name, {name for name in files_of(unpacked) if not name.startswith(OF_BUILDING)}, files_of(source))
     return unpacked
-
-
-def check_installed(wheel: Path, folder: Path, version: str) -> None:
-    """The commands of the wheel in an environment of its own."""
-    environment = folder / "installed"
-    call([sys.executable, "-m", "venv", environment], folder)
-    call([environment / "bin/pip", "install", "--quiet", wheel], folder)
-    for command in COMMANDS:
-        printed = call([environment / "bin" / command[0], *command[1:], "--version"], folder)
-        if printed.split()[-1] != version:
-            sys.exit(f"tests/package.py: {' '.join(command)} --version prints {printed!r}, not {version}")
-    call([environment / "bin/python", "-c", USE, environment], folder)
-    report = call([environment / "bin/megatron-bfp-report", environment / "data", "--seq-length", "8"], folder)
-    if "Documents cut needlessly" not in report:
-        sys.exit(f"tests/package.py: the installed report prints {report!r}")
 
 
 def check_tests(unpacked: Path) -> None:
     """The tests of the source distribution are complete, and run."""
     python = ROOT / ".venv/bin/python"
     pytest = [python, "-m", "pytest", "-c", "tests/pytest.ini", "-q", "-p", "no:cacheprovider"]
-    call([*pytest, "--collect-only", "-m", "not integration", "tests"], unpacked, PYTHONPATH=str(unpacked))
+    call([*pytest, "--collect-only", "tests"], unpacked, PYTHONPATH=str(unpacked))
     print(call([*pytest, *RUN_FROM_SOURCE], unpacked, PYTHONPATH=str(unpacked)).splitlines()[-1])
+
+
+def check_installed(wheel: Path, folder: Path, version: str) -> None:
+    """The commands of the wheel in an environment of its own."""
+    environment, prefix = folder / "installed", folder / "data"
+    call([sys.executable, "-m", "venv", environment], folder)
+    call([environment / "bin/pip", "install", "--quiet", wheel], folder)
+    for name, *words in COMMANDS:
+        printed = call([environment / "bin" / name, *words, "--version"], folder)
+        if printed.split()[-1] != version:
+            fail(f"{' '.join([name, *words])} --version prints {printed!r}, not {version}")
+    call([environment / "bin/python", "-c", MAKE_DATASET, environment, prefix], folder)
+    check_index(environment / "bin", prefix)
+
+
+def check_index(commands: Path, prefix: Path) -> None:
+    """``megatron-bfp`` builds an index, reports on it, verifies it, and notices damage."""
+    command = commands / "megatron-bfp"
+    call([command, "index", prefix, "--seq-length", "8"], prefix.parent)
+    for reporting in ([command, "report"], [commands / "megatron-bfp-report"]):
+        report = call([*reporting, prefix, "--seq-length", "8"], prefix.parent)
+        if "cut needlessly" not in report.lower():
+            fail(f"the installed report prints {report!r}")
+    call([command, "verify", prefix], prefix.parent)
+    (array, *_) = sorted(Path(f"{prefix}.bfp").rglob("*.npy"))
+    array.write_bytes(array.read_bytes()[:-1] + b"\xff")
+    if run([command, "verify", prefix], prefix.parent).returncode == 0:
+        fail(f"megatron-bfp verify accepts {array} with another last byte")
 
 
 def main() -> int:
@@ -110,26 +143,25 @@ def main() -> int:
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="package-") as name:
         folder = Path(name)
-        source = folder / "source"
-        shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(*LEFT_OUT))
-        tools = folder / "tools"
+        source, tools, built = folder / "source", folder / "tools", folder / "dist"
+        shutil.copytree(ROOT, source, ignore=left_out)
         call([sys.executable, "-m", "venv", tools], folder)
         release = ["--quiet", "--constraint", ROOT / "constraints.txt", "build", "twine"]
         call([tools / "bin/pip", "install", *release], folder)
-        leftover = source / "build/lib/megatron_bfp/of_an_earlier_build.py"
+        leftover = folder / "with_leftover/build/lib/megatron_bfp/of_an_earlier_build.py"
+        shutil.copytree(source, folder / "with_leftover")
         leftover.parent.mkdir(parents=True)
         leftover.write_text("")
-        built = folder / "dist"
-        call([tools / "bin/python", "-m", "build", "--sdist", "--wheel", "--outdir", built, source], folder)
+        build = [tools / "bin/python", "-m", "build", "--sdist", "--wheel", "--outdir", built]
+        call([*build, folder / "with_leftover"], folder)
         (wheel,), (sdist,) = built.glob("*.whl"), built.glob("*.tar.gz")
         call([tools / "bin/twine", "check", "--strict", wheel, sdist], folder)
-        version = wheel.name.split("-")[1]
         check_wheel(wheel, source)
         unpacked = check_sdist(sdist, source, folder)
         call([tools / "bin/pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder / "again", unpacked], folder)
         check_wheel(folder / "again" / wheel.name, source)
         check_tests(unpacked)
-        check_installed(wheel, folder, version)
+        check_installed(wheel, folder, version=wheel.name.split("-")[1])
         print(f"{wheel.name} and {sdist.name} are right; this took {time.monotonic() - start:.0f} s")
     return 0
 

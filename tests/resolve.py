@@ -1,18 +1,21 @@
-"""Check that pip can install each extra under constraints.txt from the package index alone, as on a user's machine.
+"""Check that every extra resolves under constraints.txt from the package index alone, as on a user's machine.
 
-    python3 tests/resolve.py                          Python 3.10 to 3.13, all extras: a line each, and exit status 1
-                                                      if one does not resolve
+    python3 tests/resolve.py                              Python 3.10 to 3.13, each extra and all together
     python3 tests/resolve.py --python 3.12 --extra test
-    python3 tests/resolve.py --no-interpreters        as where none of the interpreters is there
 
-The configuration of pip on this machine (files, ``PIP_*`` variables such as find-links) is switched off, since it can
-hide what is missing from the index; only ``PIP_CERT`` is kept. Each resolution is ``pip install --dry-run --constraint
-constraints.txt '.[EXTRA]'`` in an empty environment of its own, with a pinned pip. pip's ``fast-deps`` only saves time:
-wheels of gigabytes are asked for their metadata and not downloaded, where the index can do that.
+Each resolution prints a line. The exit status is 1 if one of them fails.
 
-Where an interpreter is missing, pip resolves for it with ``--python-version`` and ``--only-binary=:all:``. pip would
-then judge markers such as ``python_version < "3.11"`` by the interpreter it runs in, so it is told which one is meant,
-and packages without wheels (deepspeed) are built first, as their wheels are for any Python.
+Two resolvers do the work, both pinned:
+
+- uv resolves each extra. It reads the metadata of a package once for all resolutions and downloads no wheel, so that a
+  resolution takes a second or two. It needs no interpreter of the Python version that it resolves for.
+- pip, which most people install with, resolves all extras together on every Python that is installed here. That covers
+  the single extras too: what satisfies all requirements at once satisfies a part of them. pip also builds what the
+  index has as source only (deepspeed), as it would for a user.
+
+The settings of this machine (configuration files, ``PIP_*`` and ``UV_*`` variables such as find-links) are switched
+off, since they can hide what is missing from the index. Only ``PIP_CERT`` is kept. pip's ``fast-deps`` saves the
+download of wheels whose metadata the index can serve alone.
 """
 
 import argparse
@@ -24,29 +27,17 @@ import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 VERSIONS = ("3.10", "3.11", "3.12", "3.13")
-PIP = "pip==26.3"
-WITHOUT_WHEELS = ("deepspeed",)
-"""Packages of our extras that the index has as source only."""
+RESOLVERS = ("pip==26.3", "uv==0.13.9")
 SOURCES = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "MANIFEST.in", "constraints.txt", "megatron_bfp")
 ALONE = "no extra"
 TOGETHER = "all extras"
-
-PIP_FOR_VERSION = """
-import sys
-version = sys.argv.pop(1)
-from pip._vendor.packaging import markers
-of_this_python = markers.default_environment
-def of_that_python():
-    return of_this_python() | {"python_version": version, "python_full_version": version + ".0"}
-markers.default_environment = of_that_python
-from pip._internal.cli.main import main
-sys.exit(main(sys.argv[1:]))
-"""
-"""pip, in an interpreter that takes itself for the version in its first argument where it judges markers."""
+AT_ONCE = 6
+"""Resolutions. They wait for the index for longer than they compute."""
 
 
 def extras_of_project() -> list[str]:
@@ -66,94 +57,101 @@ def requirement(extra: str, extras: Sequence[str]) -> str:
 
 
 def plain_environment() -> dict[str, str]:
-    """The environment without what configures pip on this machine, but for its certificates."""
-    kept = {name: value for name, value in os.environ.items() if name == "PIP_CERT" or not name.startswith("PIP_")}
-    kept.pop("PYTHONPATH", None)
+    """The environment without the settings of pip and uv on this machine, except for the certificates."""
+    settings = ("PIP_", "UV_", "PYTHONPATH")
+    kept = {name: value for name, value in os.environ.items() if name == "PIP_CERT" or not name.startswith(settings)}
+    if "PIP_CERT" in kept:
+        kept.setdefault("SSL_CERT_FILE", kept["PIP_CERT"])
     return kept | {"PIP_CONFIG_FILE": os.devnull, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1"}
 
 
-def call(command: Sequence[str | Path], folder: Path = ROOT) -> subprocess.CompletedProcess:
+def call(command: Sequence[str | Path], folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
     """Run a command in the plain environment, with all output in one text."""
-    settings = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    return subprocess.run([str(word) for word in command], cwd=folder, env=plain_environment(), **settings)
+    words = [str(word) for word in command]
+    output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return subprocess.run(words, cwd=folder, env=plain_environment(), text=True, **output)
 
 
-def must(command: Sequence[str | Path], folder: Path = ROOT) -> str:
-    """The output of a command that has to succeed."""
+def must(command: Sequence[str | Path], folder: Path = ROOT) -> None:
+    """Run a command that has to succeed."""
     done = call(command, folder)
     if done.returncode:
         sys.exit(f"tests/resolve.py: failed: {' '.join(map(str, command))}\n{done.stdout}")
-    return done.stdout
 
 
 def interpreter(version: str) -> str | None:
-    """The path of a Python of this version, if there is one."""
+    """The path of a Python of this version, or None."""
     done = call(["bash", ROOT / "tests/find_python.sh", version])
     return done.stdout.strip() if done.returncode == 0 else None
 
 
-class Resolver:
-    """Resolves for one Python version, in folders of its own: pip writes into the source that it looks at."""
+def resolve_by_uv(folder: Path, version: str, python: str | None, extra: str) -> bool:
+    """Resolve an extra for a version of Python; returns whether that works."""
+    command: list[str | Path] = [folder / "tools/bin/uv", "pip", "compile", "--quiet", "--no-config", "--no-header"]
+    command += ["--cache-dir", folder / "cache", "--python", python or sys.executable, "--python-version", version]
+    command += {ALONE: [], TOGETHER: ["--all-extras"]}.get(extra, ["--extra", extra])
+    return tell(f"{extra}, Python {version}", [*command, "--constraint", "constraints.txt", "pyproject.toml"], ROOT)
 
-    def __init__(self, folder: Path, tools: Path, version: str, python: str | None) -> None:
-        self.version = version
-        self._source = folder / f"source-{version}"
-        self._source.mkdir()
-        for name in SOURCES:
-            copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
-            copy(ROOT / name, self._source / name)
+
+def resolve_by_pip(folder: Path, version: str, python: str, extra: str) -> bool:
+    """The same with pip, in an empty environment and a copy of the sources: pip writes into what it looks at."""
+    source, environment = folder / f"source-{version}", folder / f"venv-{version}"
+    source.mkdir()
+    for name in SOURCES:
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, source / name)
+    must([python, "-m", "venv", "--without-pip", environment])
+    command = [folder / "tools/bin/pip", "--python", environment / "bin/python", "install", "--dry-run"]
+    command += [
+        "--use-feature",
+        "fast-deps",
+        "--constraint",
+        "constraints.txt",
+        requirement(extra, extras_of_project()),
+    ]
+    return tell(f"{extra}, Python {version}, by pip", command, source)
+
+
+def tell(name: str, command: Sequence[str | Path], folder: Path) -> bool:
+    """Run a resolver; print whether it finds a solution, and its output if not."""
+    start = time.monotonic()
+    done = call(command, folder)
+    seconds = round(time.monotonic() - start)
+    resolves = done.returncode == 0
+    line = f"{'resolves' if resolves else 'DOES NOT RESOLVE'}: {name}, {seconds // 60}:{seconds % 60:02}"
+    print(line if resolves else f"{line}\n{done.stdout}", flush=True)
+    return resolves
+
+
+def resolutions(folder: Path, versions: Sequence[str], chosen: Sequence[str] | None) -> list[partial[bool]]:
+    """What has to be done, the slowest first."""
+    pythons = {version: interpreter(version) for version in versions}
+    extras = chosen or [ALONE, *extras_of_project(), TOGETHER]
+    by_pip = []
+    for version, python in pythons.items():
         if python is None:
-            self._pip = [tools / "bin/python", "-c", PIP_FOR_VERSION, version]
-            self._options = ["--python-version", version, "--only-binary", ":all:", "--target", folder / "target"]
-            self._options += ["--find-links", folder / "wheels"]
-        else:
-            must([python, "-m", "venv", "--without-pip", folder / f"venv-{version}"])
-            self._pip = [tools / "bin/pip", "--python", folder / f"venv-{version}/bin/python"]
-            self._options = []
-
-    def resolve(self, extra: str, extras: Sequence[str]) -> bool:
-        """Print whether an extra resolves, and why it does not."""
-        command = [*self._pip, "install", "--dry-run", "--use-feature", "fast-deps", *self._options]
-        start = time.monotonic()
-        done = call([*command, "--constraint", "constraints.txt", requirement(extra, extras)], self._source)
-        seconds = round(time.monotonic() - start)
-        resolves = done.returncode == 0
-        line = f"{extra}, Python {self.version}, {seconds // 60}:{seconds % 60:02}"
-        print(f"{'resolves' if resolves else 'DOES NOT RESOLVE'}: {line}", flush=True)
-        if not resolves:
-            print(done.stdout, flush=True)
-        return resolves
+            print(f"no Python {version} here: uv alone resolves for it", flush=True)
+        elif TOGETHER in extras:
+            by_pip.append(partial(resolve_by_pip, folder, version, python, TOGETHER))
+    by_uv = [partial(resolve_by_uv, folder, *python, extra) for extra in extras for python in pythons.items()]
+    return by_pip + by_uv
 
 
 def main() -> int:
     """Resolve everything; returns 1 if something does not resolve."""
     parser = argparse.ArgumentParser(description="Check that each extra resolves from the package index alone.")
     parser.add_argument("--python", nargs="+", default=VERSIONS, metavar="X.Y", help="versions of Python")
-    parser.add_argument(
-        "--extra", nargs="+", metavar="NAME", help="extras to look at (default: each, and all together)"
-    )
-    parser.add_argument("--no-interpreters", action="store_true", help="resolve as where no other Python is installed")
+    extras_help = f"extras to look at (default: each, '{ALONE}' and '{TOGETHER}')"
+    parser.add_argument("--extra", nargs="+", metavar="NAME", help=extras_help)
     options = parser.parse_args()
-    extras = extras_of_project()
     start = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="resolve-") as folder_name:
-        folder = Path(folder_name)
-        tools = folder / "tools"
-        must([sys.executable, "-m", "venv", tools])
-        must([tools / "bin/python", "-m", "pip", "install", "--quiet", PIP])
-        pythons = {version: None if options.no_interpreters else interpreter(version) for version in options.python}
-        if None in pythons.values():
-            for version in (version for version, python in pythons.items() if python is None):
-                print(f"no Python {version} here: resolving for it from Python {sys.version.split()[0]}", flush=True)
-            build = [tools / "bin/pip", "wheel", "--no-deps", "--constraint", "constraints.txt"]
-            must([*build, "--wheel-dir", folder / "wheels", *WITHOUT_WHEELS])
-        resolvers = [Resolver(folder, tools, version, python) for version, python in pythons.items()]
-
-        def resolve_all(resolver: Resolver) -> bool:
-            return all([resolver.resolve(extra, extras) for extra in options.extra or [ALONE, *extras, TOGETHER]])
-
-        with ThreadPoolExecutor(2) as pool:
-            resolves = all(list(pool.map(resolve_all, resolvers)))
+    with tempfile.TemporaryDirectory(prefix="resolve-") as name:
+        folder = Path(name)
+        must([sys.executable, "-m", "venv", folder / "tools"])
+        must([folder / "tools/bin/python", "-m", "pip", "install", "--quiet", *RESOLVERS])
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            results = [pool.submit(resolution) for resolution in resolutions(folder, options.python, options.extra)]
+        resolves = all([result.result() for result in results])
     print(f"resolving took {time.monotonic() - start:.0f} s", flush=True)
     return 0 if resolves else 1
 

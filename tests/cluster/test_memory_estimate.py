@@ -71,7 +71,7 @@ def test_the_estimate_is_what_a_run_takes(tmp_path, changes):
         "2",
         "--master_port",
         str(launching.free_port()),
-        str(ROOT / "tests/helpers/measure_memory.py"),
+        str(ROOT / "tests/helpers/programs/measure_memory.py"),
     ]
     environment = launching.ENVIRONMENT | {"CUDA_VISIBLE_DEVICES": "", "MALLOC_MMAP_THRESHOLD_": "65536"}
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT / "examples"), environment["PYTHONPATH"]])

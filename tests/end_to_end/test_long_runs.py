@@ -6,6 +6,7 @@ import re
 import shutil
 import signal
 import time
+from functools import partial
 
 import pytest
 
@@ -37,7 +38,8 @@ def corpus(tmp_path_factory):
 @pytest.fixture(scope="module")
 def runs(corpus, tmp_path_factory):
     folder = tmp_path_factory.mktemp("run") / "checkpoints"
-    return together(lambda: train(corpus, *ZERO, train_iters=STEPS), lambda: stop_and_kill(corpus, folder))
+    whole = partial(train, corpus, *ZERO, train_iters=STEPS, launcher="ranks")
+    return together(whole, lambda: stop_and_kill(corpus, folder))
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +76,8 @@ def test_a_run_killed_while_it_saves_goes_on_from_the_checkpoint_before(
     assert status not in (0, 2, 143) and list(steps(second)) == [4, 5], second[-3000:]
     assert sorted(os.listdir(folder))[:4] == ["iter_0000003", "iter_0000004", "iter_0000005", "latest"]
     shutil.copytree(folder, tmp_path / "checkpoints")
-    status, third = launch(corpus, *ZERO, *in_folder(tmp_path / "checkpoints"), train_iters=STEPS)
+    folder = in_folder(tmp_path / "checkpoints")
+    status, third = launch(corpus, *ZERO, *folder, train_iters=STEPS, launcher="ranks")
     assert status == 0, third[-3000:]
     assert re.search(r"skipped \S+iter_0000005: it has no complete.json", third)
     assert steps(first) | steps(second) | steps(third) == reference
@@ -85,16 +88,21 @@ def test_a_run_killed_while_it_saves_goes_on_from_the_checkpoint_before(
 def test_other_numbers_of_ranks_go_on_with_the_same_samples(corpus, stopped_and_killed, reference, tmp_path):
     shutil.copytree(stopped_and_killed[0], tmp_path / "checkpoints")
     options = (*ZERO, *in_folder(tmp_path / "checkpoints"))
-    found = train(corpus, *options, "--exit-interval", 6, ranks=1, train_iters=STEPS)
-    found |= train(corpus, *options, ranks=2, train_iters=STEPS)
-    assert_close(found, {step: reference[step] for step in (5, 6, 7, 8)})
+    resumed = train(corpus, *options, "--exit-interval", 6, ranks=1, train_iters=STEPS)
+    resumed |= train(corpus, *options, ranks=2, train_iters=STEPS)
+    assert_close(resumed, {step: reference[step] for step in (5, 6, 7, 8)})
     assert not [name for name in os.listdir(tmp_path / "checkpoints") if "universal" in name]
 
 
-def assert_close(found, expected):
+def samples_of(printed):
+    """Iteration -> consumed samples."""
+    return {step: consumed for step, (_, _, consumed) in printed.items()}
+
+
+def assert_close(printed, expected):
     """Same iterations and samples; losses and gradient norms up to the order of sums."""
-    assert {step: values[2] for step, values in found.items()} == {step: values[2] for step, values in expected.items()}
-    for (loss, norm), (expected_loss, expected_norm) in zip(as_numbers(found), as_numbers(expected), strict=True):
+    assert samples_of(printed) == samples_of(expected)
+    for (loss, norm), (expected_loss, expected_norm) in zip(as_numbers(printed), as_numbers(expected), strict=True):
         assert loss == pytest.approx(expected_loss, abs=2e-5) and norm == pytest.approx(expected_norm, rel=1e-3)
 
 
@@ -116,16 +124,15 @@ def test_every_kind_of_run_goes_on_with_other_numbers_of_ranks(corpus, tmp_path,
     kind = ("--zero-stage", stage, "--tensor-model-parallel-size", tensor_parallel, *precision)
     options = (*kind, *in_folder(tmp_path / "checkpoints"))
     whole = train(corpus, *kind, ranks=2 * tensor_parallel)
-    found = train(corpus, *options, "--exit-interval", 2, ranks=2 * tensor_parallel)
-    found |= train(corpus, *options, "--exit-interval", 4, ranks=tensor_parallel)
-    found |= train(corpus, *options, ranks=2 * tensor_parallel)
+    parts = train(corpus, *options, "--exit-interval", 2, ranks=2 * tensor_parallel)
+    parts |= train(corpus, *options, "--exit-interval", 4, ranks=tensor_parallel)
+    parts |= train(corpus, *options, ranks=2 * tensor_parallel)
     if precision:
-        assert [values[2] for values in found.values()] == [values[2] for values in whole.values()]
-        assert [loss for loss, _ in as_numbers(found)] == pytest.approx(
-            [loss for loss, _ in as_numbers(whole)], abs=0.01
-        )
+        assert list(samples_of(parts).values()) == list(samples_of(whole).values())
+        losses, expected = ([loss for loss, _ in as_numbers(printed)] for printed in (parts, whole))
+        assert losses == pytest.approx(expected, abs=0.01)
     else:
-        assert_close(found, whole)
+        assert_close(parts, whole)
 
 
 @pytest.mark.slow
@@ -188,9 +195,9 @@ def test_launchers_and_signals(corpus, start, tmp_path, launcher, number, to):
     output = run.output()
     print(f"{launcher}, {number.name} to {to}: exit status {status}")
     assert status == (128 + number if (launcher, to) == ("deepspeed", "rank") else 1) or to == "all"
-    found = re.search(rf"stopped by {number.name} after iteration (\d+), which is saved", output)
-    assert found, output[-3000:]
-    last = int(found[1])
+    stopped = re.search(rf"stopped by {number.name} after iteration (\d+), which is saved", output)
+    assert stopped, output[-3000:]
+    last = int(stopped[1])
     resumed = train(corpus, *SCHEDULE, *in_folder(tmp_path / "checkpoints"), train_iters=last + 2)
     assert list(resumed) == [last + 1, last + 2]
     assert steps(output) | resumed == train(corpus, *SCHEDULE, train_iters=last + 2)
@@ -208,6 +215,6 @@ def test_kills_at_random_moments_change_nothing(corpus, start, tmp_path):
     last = max(max(steps(output)) for output in outputs)
     whole = train(corpus, *SCHEDULE, train_iters=last + 2)
     resumed = train(corpus, *SCHEDULE, *in_folder(tmp_path / "checkpoints"), train_iters=last + 2)
-    for found in [*map(steps, outputs), resumed]:
-        assert found == {step: whole[step] for step in found}
+    for printed in [*map(steps, outputs), resumed]:
+        assert printed == {step: whole[step] for step in printed}
     print(f"{sum('skipped' in output for output in outputs)} of {len(outputs)} kills left a half-written checkpoint")

@@ -75,7 +75,7 @@ def zero_gradients(case, batch, rank, stage, alone):
     }
     total = loss.detach().clone()
     distributed.all_reduce(total)
-    return equivalence.Found(alone.logits, total.item(), gradients)
+    return equivalence.Outputs(alone.logits, total.item(), gradients)
 
 
 def test_tensor_parallel(prefix, tmp_path):

@@ -1,5 +1,10 @@
-"""Raw documents to a trained model with the real launcher: ``deepspeed`` on two CPU ranks with gloo."""
+"""Raw documents to a trained model, on two CPU ranks with gloo.
 
+The reference runs under the real launcher, ``deepspeed``. So do the slow tests and the first half of the run that is
+resumed. The others start their ranks without it, which takes a third of the time: ``launcher="ranks"``.
+"""
+
+import glob
 import json
 import os
 import re
@@ -14,6 +19,9 @@ pytest.importorskip("deepspeed")
 pytest.importorskip("tokenizers")
 
 from helpers.launching import ENVIRONMENT, as_numbers, launch, make_corpus, steps, together, train
+
+launch_ranks = partial(launch, launcher="ranks")
+train_ranks = partial(train, launcher="ranks")
 
 
 @pytest.fixture(scope="module")
@@ -32,16 +40,38 @@ def test_the_loss_falls_and_samples_are_counted(reference):
     assert [int(consumed) for _, _, consumed in reference.values()] == [8, 16, 24, 32, 40, 48]
 
 
-def test_a_resumed_run_equals_an_uninterrupted_one(corpus, reference, tmp_path):
-    checkpoints = ("--save", tmp_path / "checkpoints", "--load", tmp_path / "checkpoints", "--zero-stage", 1)
-    first = train(corpus, *checkpoints, "--exit-interval", 2)
-    copied = ("--load", shutil.copytree(tmp_path / "checkpoints", tmp_path / "copied"), "--zero-stage", 1)
-    (status, output), second = together(
-        lambda: launch(corpus, *copied, "--global-batch-size", 4), lambda: train(corpus, *checkpoints)
+@pytest.fixture(scope="module")
+def halves(corpus, tmp_path_factory):
+    """A run that stops after two of six steps and goes on, on a copy of the dataset without indexes: the steps of both
+    halves, what a resumption with other options says, and the indexes that are there before and after."""
+    folder = tmp_path_factory.mktemp("halves")
+    data = copy_dataset(corpus, folder)
+    run = ("--data-path", data, "--zero-stage", 1, "--save", folder / "checkpoints", "--load")
+    before = glob.glob(f"{data}.bfp/*")
+    first = train(corpus, *run, folder / "checkpoints", "--exit-interval", 2)
+    shutil.copytree(folder / "checkpoints", folder / "copied")
+    refused, second = together(
+        partial(launch_ranks, corpus, *run, folder / "copied", "--global-batch-size", 4),
+        partial(train_ranks, corpus, *run, folder / "checkpoints"),
     )
-    assert status == 2 and "saved with --global-batch-size 8, not 4" in output
+    return first, second, refused, (before, glob.glob(f"{data}.bfp/*"))
+
+
+def test_a_resumed_run_equals_an_uninterrupted_one(halves, reference):
+    first, second, _, _ = halves
     assert list(first) == [1, 2] and list(second) == [3, 4, 5, 6]
     assert first | second == reference
+
+
+def test_a_resumption_with_another_global_batch_size_is_refused(halves):
+    status, output = halves[2]
+    assert status == 2 and "saved with --global-batch-size 8, not 4" in output
+
+
+def test_a_missing_index_is_built_by_the_trainer(halves, reference):
+    first, second, _, (before, after) = halves
+    assert before == [] and [path for path in after if os.path.basename(path).startswith("s128-d0-")]
+    assert first | second == reference  # whose index the preprocessing built
 
 
 @pytest.mark.slow
@@ -57,13 +87,28 @@ def test_every_kind_of_run_resumes_exactly(corpus, tmp_path, zero_stage, tensor_
     assert len(whole) == 6 and halves == whole
 
 
-def test_the_loss_is_the_mean_over_the_targets_of_the_global_batch(corpus, reference):
-    """Ranks, micro-batch size and accumulation change how a global batch is cut up, not what it teaches."""
-    others = together(  # a rank alone, and two that accumulate
-        lambda: train(corpus, "--micro-batch-size", 8, ranks=1), lambda: train(corpus, "--micro-batch-size", 1)
+@pytest.fixture(scope="module")
+def one_rank_and_two(corpus, tmp_path_factory):
+    """Ranks -> output and JSON log of a run, with all of each rank's rows in one micro-batch or in many, evaluated."""
+    folder = tmp_path_factory.mktemp("logs")
+
+    def run(ranks, *options):
+        return launch_ranks(corpus, *options, "--eval-interval", 2, "--json-log", folder / str(ranks), ranks=ranks)
+
+    alone, two = together(
+        partial(run, 1, "--micro-batch-size", 8, "--zero-stage", 0),
+        partial(run, 2, "--micro-batch-size", 1, "--zero-stage", 3),
     )
-    for other in others:
-        for (loss, norm), (other_loss, other_norm) in zip(as_numbers(reference), as_numbers(other), strict=True):
+    assert (alone[0], two[0]) == (0, 0), alone[1][-2500:] + two[1][-2500:]
+    return {ranks: (output, (folder / str(ranks)).read_text()) for ranks, (_, output) in {1: alone, 2: two}.items()}
+
+
+def test_the_loss_is_the_mean_over_the_targets_of_the_global_batch(one_rank_and_two, reference):
+    """Ranks, micro-batch size and accumulation change how a global batch is cut up, not what it teaches."""
+    for output, _ in one_rank_and_two.values():
+        for (loss, norm), (other_loss, other_norm) in zip(
+            as_numbers(reference), as_numbers(steps(output)), strict=True
+        ):
             assert other_loss == pytest.approx(loss, abs=2e-4)
             assert other_norm == pytest.approx(norm, rel=2e-3)
 
@@ -85,9 +130,9 @@ def test_every_kind_of_parallelism_trains_like_one_rank(
     ranks = {"ranks": tensor_parallel * data_parallel, "train_iters": 20}
     checkpoints = ("--save", tmp_path / "checkpoints", "--load", tmp_path / "checkpoints")
     first = train(corpus, *kind, *checkpoints, "--exit-interval", 10, **ranks)
-    found = first | train(corpus, *kind, *checkpoints, **ranks)
-    assert list(first) == list(range(1, 11)) and list(found) == list(range(1, 21))
-    pairs = list(zip(as_numbers(found), as_numbers(twenty_steps_of_one_rank), strict=True))
+    whole = first | train(corpus, *kind, *checkpoints, **ranks)
+    assert list(first) == list(range(1, 11)) and list(whole) == list(range(1, 21))
+    pairs = list(zip(as_numbers(whole), as_numbers(twenty_steps_of_one_rank), strict=True))
     loss_error = max(abs(loss - expected) for (loss, _), (expected, _) in pairs)
     norm_error = max(abs(norm / expected - 1) for (_, norm), (_, expected) in pairs)
     print(f"ZeRO {zero_stage}, tp {tensor_parallel}, dp {data_parallel}: losses differ by {loss_error:.1e}, ", end="")
@@ -97,8 +142,8 @@ def test_every_kind_of_parallelism_trains_like_one_rank(
 
 @pytest.mark.parametrize("zero_stage", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_bf16_follows_fp32(corpus, reference, zero_stage):
-    found = train(corpus, "--bf16", "--zero-stage", zero_stage)
-    for (loss, _), (expected, _) in zip(as_numbers(found), as_numbers(reference), strict=True):
+    rounded = train_ranks(corpus, "--bf16", "--zero-stage", zero_stage)
+    for (loss, _), (expected, _) in zip(as_numbers(rounded), as_numbers(reference), strict=True):
         assert loss == pytest.approx(expected, abs=0.02)
 
 
@@ -108,31 +153,23 @@ def evaluations(output):
     return re.findall(line, output, re.MULTILINE)
 
 
-def test_evaluation_and_logs_are_the_same_for_one_rank_and_two(corpus, tmp_path):
-    logs = {ranks: tmp_path / f"{ranks}.jsonl" for ranks in (1, 2)}
-
-    def evaluated(ranks):
-        options = ("--eval-interval", 2, "--json-log", logs[ranks], "--zero-stage", 3 if ranks == 2 else 0)
-        return launch(corpus, *options, ranks=ranks, train_iters=3)
-
-    found = {}
-    for ranks, (status, output) in zip(logs, together(partial(evaluated, 1), partial(evaluated, 2)), strict=True):
-        log = logs[ranks]
-        assert status == 0, output[-5000:]
+def test_evaluation_and_logs_are_the_same_for_one_rank_and_two(one_rank_and_two):
+    for output, log in one_rank_and_two.values():
         assert "attention kernel: sdpa" in output
-        found[ranks] = evaluations(output)
-        events = [json.loads(line) for line in log.read_text().splitlines()]
-        assert [event["event"] for event in events] == ["train", "train", "valid", "train", "valid"]
-        assert events[2]["perplexity"] == pytest.approx(float(found[ranks][0][2]), abs=1e-3)
+        events = [json.loads(line) for line in log.splitlines()]
+        assert [event["event"] for event in events] == ["train", "train", "valid"] * 3
+        assert events[2]["perplexity"] == pytest.approx(float(evaluations(output)[0][2]), abs=1e-3)
         assert events[0]["tokens_per_second_per_device"] > 0
-    for one, two in zip(found[1], found[2], strict=True):
+    of_one, of_two = (evaluations(output) for output, _ in one_rank_and_two.values())
+    assert len(of_one) == 3
+    for one, two in zip(of_one, of_two, strict=True):
         assert (one[0], one[3]) == (two[0], two[3])
         assert float(one[2]) == pytest.approx(float(two[2]), rel=1e-4)
 
 
 def test_a_run_that_blows_up_stops_and_names_samples_and_documents(corpus):
     options = ("--lr", "1e30", "--lr-warmup-iters", 0, "--lr-decay-style", "constant", "--clip-grad", 0)
-    status, output = launch(corpus, *options, train_iters=20)
+    status, output = launch_ranks(corpus, *options, train_iters=20)
     assert status == 2
     assert re.search(
         r"^pretrain_gpt: error: iteration \d+: the (loss|gradient norm) is (nan|inf)", output, re.MULTILINE
@@ -161,50 +198,50 @@ def test_concatenation_inside_documents_trains_too(corpus):
 
 def test_fault_A01_a_rank_that_loses_boundaries_ends_all_before_the_first_update(corpus):
     rows = ("--seq-length", 1024, "--micro-batch-size", 1, "--global-batch-size", 4)  # of several documents each
-    status, output = launch(corpus, *rows, fault="1 boundaries 0", train_iters=2)
+    status, output = launch_ranks(corpus, *rows, fault="1 boundaries 0", train_iters=2)
     assert status != 0 and "iteration 1/" not in output
     assert "rank 1: decoder.layers.0.self_attention.core_attention (DocumentAttention by sdpa) got other" in output
 
 
 def test_concatenation_trains_with_the_same_command_also_without_other_splits(corpus):
-    steps = train(corpus, "--data-impl", "mmap", "--split", "999999,1,1", train_iters=3)
-    losses = [float(loss) for loss, _, _ in steps.values()]
+    printed = train_ranks(corpus, "--data-impl", "mmap", "--split", "999999,1,1", train_iters=3)
+    losses = [float(loss) for loss, _, _ in printed.values()]
     assert len(losses) == 3 and losses[-1] < losses[0]
+
+
+def copy_dataset(corpus, folder):
+    """The dataset under another name, without indexes; returns its prefix."""
+    for suffix in (".bin", ".idx"):
+        shutil.copy(corpus / f"data_text_document{suffix}", folder / f"copy{suffix}")
+    return folder / "copy"
 
 
 @pytest.fixture
 def copy(corpus, tmp_path):
-    """The dataset under another name, without indexes."""
-    for suffix in (".bin", ".idx"):
-        shutil.copy(corpus / f"data_text_document{suffix}", tmp_path / f"copy{suffix}")
-    return tmp_path / "copy"
-
-
-def test_a_missing_index_is_built_by_the_trainer(corpus, copy, reference):
-    assert train(corpus, "--data-path", copy, "--zero-stage", 1) == reference
-    assert os.listdir(f"{copy}.bfp")[0].startswith("s128-d0-")
+    return copy_dataset(corpus, tmp_path)
 
 
 def test_a_weighted_blend_trains(corpus, copy):
     original = corpus / "data_text_document"
-    losses = [float(loss) for loss, _, _ in train(corpus, "--data-path", 0.3, original, 0.7, copy).values()]
+    losses = [float(loss) for loss, _, _ in train_ranks(corpus, "--data-path", 0.3, original, 0.7, copy).values()]
     assert len(losses) == 6 and losses[-1] < losses[0] - 0.3
 
 
 @pytest.mark.parametrize(
-    "options, named",
+    "options, named, launcher",
     [
-        (["--global-batch-size", 7], "--global-batch-size 7"),
-        pytest.param(["--split", "90,abc,5"], "--split '90,abc,5'", marks=pytest.mark.slow),
-        pytest.param(["--train-iters", "abc"], "--train-iters", marks=pytest.mark.slow),
-        pytest.param(["--data-path", "nowhere"], "nowhere.idx: no such file", marks=pytest.mark.slow),
-        (["--data-path", "DATA", "COPY", "--train-iters", 10_000], "give a weight"),
+        (["--global-batch-size", 7], "--global-batch-size 7", "deepspeed"),
+        pytest.param(["--split", "90,abc,5"], "--split '90,abc,5'", "deepspeed", marks=pytest.mark.slow),
+        pytest.param(["--train-iters", "abc"], "--train-iters", "deepspeed", marks=pytest.mark.slow),
+        pytest.param(["--data-path", "nowhere"], "nowhere.idx: no such file", "deepspeed", marks=pytest.mark.slow),
+        (["--data-path", "DATA", "COPY", "--train-iters", 10_000], "give a weight", "ranks"),
     ],
 )
-def test_bad_options_are_one_line_and_status_2(corpus, copy, options, named):
+def test_bad_options_are_one_line_and_status_2(corpus, copy, options, named, launcher):
     before = sorted(os.listdir(corpus))
     paths = {"DATA": corpus / "data_text_document", "COPY": copy}
-    assert_refused(*launch(corpus, *(paths.get(option, option) for option in options)), named)
+    words = [paths.get(option, option) for option in options]
+    assert_refused(*launch(corpus, *words, launcher=launcher), named)
     assert sorted(os.listdir(corpus)) == before
 
 
@@ -212,7 +249,7 @@ def test_bad_options_are_one_line_and_status_2(corpus, copy, options, named):
 def test_damaged_data_is_one_line_and_status_2(corpus, copy, data_impl):
     with open(f"{copy}.bin", "r+b") as file:
         file.truncate(1000)
-    assert_refused(*launch(corpus, "--data-path", copy, "--data-impl", data_impl), "copy.bin: has 1000 bytes")
+    assert_refused(*launch_ranks(corpus, "--data-path", copy, "--data-impl", data_impl), "copy.bin: has 1000 bytes")
 
 
 def assert_refused(status, output, named):

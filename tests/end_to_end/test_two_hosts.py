@@ -207,11 +207,11 @@ def test_a_launcher_that_is_terminated_stops_both_hosts_after_a_checkpoint(
 
 def trainers(hosts):
     """Process numbers on the hosts whose command line names the trainer."""
-    found = []
+    numbers = []
     for host in hosts:
         for pid in subprocess.run(["ip", "netns", "pids", host], capture_output=True, text=True).stdout.split():
             try:
-                found += [pid] if "pretrain_gpt.py" in " ".join(psutil.Process(int(pid)).cmdline()) else []
+                numbers += [pid] if "pretrain_gpt.py" in " ".join(psutil.Process(int(pid)).cmdline()) else []
             except psutil.NoSuchProcess:
                 pass
-    return found
+    return numbers

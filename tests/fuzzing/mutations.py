@@ -6,8 +6,8 @@ NUMBERS += [-1, -2, -(1 << 31), -(1 << 63)]
 
 
 def flip(rng, content):
-    place = rng.randrange(len(content))
-    content[place] ^= 1 << rng.randrange(8)
+    offset = rng.randrange(len(content))
+    content[offset] ^= 1 << rng.randrange(8)
 
 
 def set_byte(rng, content):
@@ -18,8 +18,8 @@ def set_byte(rng, content):
 
 def set_number(rng, content):
     size = rng.choice([1, 2, 4, 8])
-    place = rng.randrange(len(content))
-    content[place : place + size] = (rng.choice(NUMBERS) % (1 << 8 * size)).to_bytes(size, "little")
+    offset = rng.randrange(len(content))
+    content[offset : offset + size] = (rng.choice(NUMBERS) % (1 << 8 * size)).to_bytes(size, "little")
 
 
 def cut(rng, content):
@@ -27,30 +27,30 @@ def cut(rng, content):
 
 
 def remove(rng, content):
-    place = rng.randrange(len(content))
-    del content[place : place + rng.randint(1, 40)]
+    offset = rng.randrange(len(content))
+    del content[offset : offset + rng.randint(1, 40)]
 
 
 def repeat(rng, content):
-    place, size = rng.randrange(len(content)), rng.randint(1, 200)
-    content[place:place] = content[place : place + size] * rng.choice([1, 1, 2, 50])
+    offset, size = rng.randrange(len(content)), rng.randint(1, 200)
+    content[offset:offset] = content[offset : offset + size] * rng.choice([1, 1, 2, 50])
 
 
 def insert(rng, content):
-    place = rng.randrange(len(content))
-    content[place:place] = rng.randbytes(rng.randint(1, 20))
+    offset = rng.randrange(len(content))
+    content[offset:offset] = rng.randbytes(rng.randint(1, 20))
 
 
 def move(rng, content):
-    place, target = rng.randrange(len(content)), rng.randrange(len(content))
-    piece = content[place : place + rng.randint(1, 100)]
+    offset, target = rng.randrange(len(content)), rng.randrange(len(content))
+    piece = content[offset : offset + rng.randint(1, 100)]
     content[target : target + len(piece)] = piece
 
 
 def clear(rng, content):
-    place = rng.randrange(len(content))
-    size = min(rng.randint(1, 100), len(content) - place)
-    content[place : place + size] = bytes(size)
+    offset = rng.randrange(len(content))
+    size = min(rng.randint(1, 100), len(content) - offset)
+    content[offset : offset + size] = bytes(size)
 
 
 CHANGES = (flip, flip, set_byte, set_number, set_number, cut, remove, repeat, insert, move, clear)
@@ -66,13 +66,13 @@ def mutated(rng, content):
 
 
 def other_value(rng, value):
-    """Something else in the place of a value of a JSON document, one level deep or more."""
+    """Something else in place of a value of a JSON document, one level deep or more."""
     if isinstance(value, dict) and value and rng.random() < 0.9:
         name = rng.choice(sorted(value))
         return value | {name: other_value(rng, value[name])}
     if isinstance(value, list) and value and rng.random() < 0.8:
-        place = rng.randrange(len(value))
-        return [*value[:place], other_value(rng, value[place]), *value[place + 1 :]]
+        index = rng.randrange(len(value))
+        return [*value[:index], other_value(rng, value[index]), *value[index + 1 :]]
     if isinstance(value, int) and rng.random() < 0.8:
         return rng.choice([value - 1, value + 1, value * 2, 10**30, *NUMBERS])
     return rng.choice([None, True, "", "../../x", 1.5, -1, [], {}, [[]], {"bytes": 1}, "é\ud800", 10**400])

@@ -93,13 +93,13 @@ class IndexTarget:
 
     def input(self, rng):
         """A byte that says which file, whether checksums are made right, and its content."""
-        place, is_forged = rng.randrange(len(self.whole)), rng.random() < 0.7
-        name = sorted(self.whole)[place]
+        number, is_forged = rng.randrange(len(self.whole)), rng.random() < 0.7
+        name = sorted(self.whole)[number]
         if name == "index.json" and is_forged:
             content = json.dumps(other_value(rng, json.loads(self.whole[name]))).encode()
         else:
             content = mutated(rng, self.whole[name])
-        return bytes([place + 128 * is_forged]) + content
+        return bytes([number + 128 * is_forged]) + content
 
     def run(self, content):
         number, content = content[0] if content else 0, content[1:]
@@ -118,8 +118,8 @@ class IndexTarget:
             metadata = json.loads((self.path / "index.json").read_bytes())
             if name is not None:
                 path = str(self.path / name)
-                found = {"ends_sha256": ends_sha256(path), "sha256": file_sha256(path, without_progress)}
-                metadata["files"][name] = found | {"bytes": os.path.getsize(path)}
+                sums = {"ends_sha256": ends_sha256(path), "sha256": file_sha256(path, without_progress)}
+                metadata["files"][name] = sums | {"bytes": os.path.getsize(path)}
             (self.path / "index.json").write_bytes(canonical_json(metadata | {"checksum": checksum(metadata)}))
         except (ValueError, TypeError, AttributeError, RecursionError):
             return  # it is no JSON object
@@ -178,8 +178,8 @@ class ParquetTarget:
     def input(self, rng):
         seed = rng.choice(self.seeds)
         if rng.random() < 0.6:  # what follows the data describes it: changes there go furthest
-            place = len(seed) - 8 - min(len(seed) - 12, int.from_bytes(seed[-8:-4], "little"))
-            return seed[:place] + mutated(rng, seed[place:])
+            start = len(seed) - 8 - min(len(seed) - 12, int.from_bytes(seed[-8:-4], "little"))
+            return seed[:start] + mutated(rng, seed[start:])
         return mutated(rng, seed)
 
     def run(self, content):

@@ -1,6 +1,6 @@
 """Readers get files that may be anything: only our own errors come out, no other exception, crash, or much memory.
 
-A short run each; ``FUZZ_MINUTES=10 pytest tests/fuzzing`` goes on for so long. Inputs in ``found`` found faults once.
+Each run is short; with FUZZ_MINUTES=10 each takes ten minutes. Inputs in ``findings`` once showed a fault.
 """
 
 import os
@@ -16,7 +16,7 @@ pytest.importorskip("backports.zstd")
 
 HERE = Path(__file__).parent
 ROUNDS = {"idx": 150, "index": 60, "json_lines": 200, "parquet": 200}
-FOUND = sorted((HERE / "found").iterdir())
+FINDINGS = sorted((HERE / "findings").iterdir())
 """Each is named by its target and what it is about."""
 
 
@@ -38,6 +38,6 @@ def test_only_our_errors_come_out(tmp_path, target):
     fuzz(target, tmp_path, *length)
 
 
-@pytest.mark.parametrize("target", sorted({path.name.split("-")[0] for path in FOUND}))
-def test_what_found_faults_finds_none_any_more(tmp_path, target):
-    fuzz(target, tmp_path, "--input", *[path for path in FOUND if path.name.split("-")[0] == target])
+@pytest.mark.parametrize("target", sorted({path.name.split("-")[0] for path in FINDINGS}))
+def test_what_showed_faults_shows_none_any_more(tmp_path, target):
+    fuzz(target, tmp_path, "--input", *[path for path in FINDINGS if path.name.split("-")[0] == target])

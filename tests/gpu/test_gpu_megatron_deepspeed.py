@@ -53,8 +53,8 @@ def flash():
 def documents_alone(query, key, value):
     segments = model.boundaries_of(boundaries()).segments
     joined = (tensor.flatten(0, 1) for tensor in (query, key, value))
-    found = KERNELS["sdpa"].attend(*joined, segments, HEAD_SIZE**-0.5, 0.0)
-    return found.unflatten(0, query.shape[:2])
+    outputs = KERNELS["sdpa"].attend(*joined, segments, HEAD_SIZE**-0.5, 0.0)
+    return outputs.unflatten(0, query.shape[:2])
 
 
 def run(kernel, tensor):
@@ -68,9 +68,9 @@ def test_flash_attention_is_that_of_the_documents_alone():
     expected = run(documents_alone, boundaries())
     one_document = torch.zeros_like(boundaries()) + LENGTH
     one_document[:, 0], one_document[:, -1] = 0, 1
-    found, crossing = run(flash(), boundaries()), run(flash(), one_document)
-    for values, crossing_values, alone in zip(found, crossing, expected, strict=True):
+    inside, crossing = run(flash(), boundaries()), run(flash(), one_document)
+    for values, crossing_values, alone in zip(inside, crossing, expected, strict=True):
         scale = alone.abs().max()
-        error, crossing_error = ((found - alone).abs().max() / scale for found in (values, crossing_values))
+        error, crossing_error = ((other - alone).abs().max() / scale for other in (values, crossing_values))
         print(f"{error:.1e}, across documents {crossing_error:.1e}")
         assert error < 3e-2 and crossing_error > 6e-2

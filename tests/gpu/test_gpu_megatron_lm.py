@@ -42,7 +42,7 @@ def test_joined_rows_equal_the_chunks_alone(model, micro_batch, write_dataset):
         for start, end in equivalence.segments(batch["cu_seqlens"][row])
     ]
     logits, loss, gradients = equivalence.run_in_parts(model, parts)
-    alone = equivalence.Found(torch.cat(logits, dim=1).view(*batch["tokens"].shape, -1), loss, gradients)
+    alone = equivalence.Outputs(torch.cat(logits, dim=1).view(*batch["tokens"].shape, -1), loss, gradients)
     errors = equivalence.differences(equivalence.run_packed(model, batch, "joined rows"), alone)
     crossing = equivalence.without_boundaries(batch)
     crossing = equivalence.differences(equivalence.run_packed(model, crossing, "joined rows"), alone)

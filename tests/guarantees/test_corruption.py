@@ -1,4 +1,4 @@
-"""What damage is found when: at open, at the read, or by ``verify`` alone, as the README says."""
+"""When damage is noticed: at open, at the read, or by ``verify`` alone, as the README says."""
 
 import itertools
 import json
@@ -29,8 +29,8 @@ def content_of(folder):
     return {name: (folder / name).read_bytes() for name in sorted(os.listdir(folder))}
 
 
-def flipped(content, place):
-    return content[:place] + bytes([content[place] ^ (1 << place % 8)]) + content[place + 1 :]
+def flipped(content, offset):
+    return content[:offset] + bytes([content[offset] ^ (1 << offset % 8)]) + content[offset + 1 :]
 
 
 def refused_at_open(path, prefix):
@@ -50,8 +50,8 @@ def test_verify_refuses_every_flipped_byte_and_every_truncation_of_the_idx(write
     build(dataset, IndexKey(8, 0, dataset.num_documents), index_directory(dataset.prefix))
     path = tmp_path / "data.idx"
     content = path.read_bytes()
-    for place in range(len(content)):
-        for altered in (flipped(content, place), content[:place]):
+    for offset in range(len(content)):
+        for altered in (flipped(content, offset), content[:offset]):
             path.write_bytes(altered)
             refused_by_verify(dataset.prefix)
     path.write_bytes(content)
@@ -89,14 +89,14 @@ def test_verify_refuses_every_pair_of_swapped_files(tmp_path):
     for first, second in pairs:
         (tmp_path / first).write_bytes(contents[second])
         (tmp_path / second).write_bytes(contents[first])
-        found = 0
+        refusals = 0
         for name in "ab":
             try:
                 verify_all(str(tmp_path / name))
             except DAMAGE:
-                found += 1
+                refusals += 1
         only_tokens = first.endswith(".bin") and second.endswith(".bin")
-        assert found or only_tokens, (first, second)  # tokens have no checksum: the README says so
+        assert refusals or only_tokens, (first, second)  # tokens have no checksum: the README says so
         for file in (first, second):
             (tmp_path / file).write_bytes(contents[file])
     assert all(len(verify_all(str(tmp_path / name))) == 2 for name in "ab")
@@ -117,8 +117,8 @@ def large(tmp_path_factory):
 
 @pytest.mark.parametrize("name", ["document_ids.npy", "long_documents.npy"])
 def test_damage_deep_inside_a_large_array_is_found_by_verify(large, tmp_path, name):
-    """At the ends it is found at open. In between the read refuses what contradicts the lengths; another document that
-    would fit as well is found by verify alone."""
+    """At the ends, opening refuses it. In between, the read refuses what contradicts the lengths; another document that
+    would fit as well is refused by verify alone."""
     shutil.copytree(large, tmp_path, dirs_exist_ok=True)
     dataset = IndexedDataset(str(tmp_path / "data"))
     folder = tmp_path / "data.bfp" / f"s16-d0-{LARGE}"
@@ -127,9 +127,9 @@ def test_damage_deep_inside_a_large_array_is_found_by_verify(large, tmp_path, na
     content = (folder / name).read_bytes()
     assert len(content) > 2 * END_BYTES
     outcomes = {"open": 0, "read": 0, "verify": 0}
-    places = np.random.default_rng(2).integers(END_BYTES, len(content) - END_BYTES, 15).tolist()
-    for place in [0, 100, END_BYTES - 1, len(content) - END_BYTES, len(content) - 1, *places]:
-        (folder / name).write_bytes(flipped(content, place))
+    offsets = np.random.default_rng(2).integers(END_BYTES, len(content) - END_BYTES, 15).tolist()
+    for offset in [0, 100, END_BYTES - 1, len(content) - END_BYTES, len(content) - 1, *offsets]:
+        (folder / name).write_bytes(flipped(content, offset))
         with pytest.raises(SequenceIndexError):
             verify(str(folder), dataset)
         try:
@@ -147,7 +147,7 @@ def test_damage_deep_inside_a_large_array_is_found_by_verify(large, tmp_path, na
 
 @pytest.mark.parametrize("part", ["lengths", "pointers", "documents"])
 def test_damage_deep_inside_an_idx_is_found_by_verify_and_gives_no_wrong_sample(tmp_path, part):
-    """Between the places that opening looks at."""
+    """Between the offsets that opening looks at."""
     number = 300_000
     with IndexedDatasetWriter(str(tmp_path / "data"), np.uint16) as writer:
         writer.add(np.arange(2 * number) % 60_000, np.full(number, 2))
@@ -159,8 +159,8 @@ def test_damage_deep_inside_an_idx_is_found_by_verify_and_gives_no_wrong_sample(
     path = tmp_path / "data.idx"
     content = path.read_bytes()
     opened = 0
-    for place in range(start + number // 2 * 4, start + number // 2 * 4 + 20_000, 1001):
-        path.write_bytes(flipped(content, place))
+    for offset in range(start + number // 2 * 4, start + number // 2 * 4 + 20_000, 1001):
+        path.write_bytes(flipped(content, offset))
         refused_by_verify(dataset.prefix)
         try:
             altered = SequenceIndex(index.path, IndexedDataset(dataset.prefix))

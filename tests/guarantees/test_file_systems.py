@@ -10,7 +10,7 @@ from helpers.datasets import documents_of, write
 
 from megatron_bfp import SequenceIndexError, pack
 from megatron_bfp.indexed_dataset.reader import IndexedDataset
-from megatron_bfp.sequence_index import builder as index_building
+from megatron_bfp.sequence_index import builder
 from megatron_bfp.sequence_index.builder import build, open_or_build
 from megatron_bfp.sequence_index.key import IndexKey, index_directory
 from megatron_bfp.sequence_index.verify import verify_all
@@ -47,7 +47,7 @@ def test_data_on_a_read_only_file_system_and_a_cache_on_another(mounted):
     index = open_or_build(dataset, KEY, str(cache))
     assert index.was_built and index.path.startswith(str(cache)) and not os.path.exists(index_directory(prefix))
     again = open_or_build(dataset, KEY, str(cache))
-    assert not again.was_built and [found.path for found in verify_all(prefix, str(cache))] == [again.path]
+    assert not again.was_built and [index.path for index in verify_all(prefix, str(cache))] == [again.path]
     with pytest.raises(SequenceIndexError, match="data.bfp .Read-only file system.*Give a writable --data-cache-path"):
         open_or_build(dataset, KEY)
     with pytest.raises(SequenceIndexError, match="data.bfp/s8-d0-12: cannot be written: Read-only file system"):
@@ -80,7 +80,7 @@ def test_where_renaming_over_a_directory_fails_in_any_way_one_index_is_left(
     directory = index_directory(dataset.prefix)
     if overwrite:
         build(dataset, KEY, directory)
-    rename, write_arrays = os.rename, index_building._write
+    rename, write_arrays = os.rename, builder._write
 
     def fail_over_a_directory(source, target):
         if os.path.isdir(target):
@@ -88,14 +88,14 @@ def test_where_renaming_over_a_directory_fails_in_any_way_one_index_is_left(
         rename(source, target)
 
     def other_is_faster(*arguments):
-        monkeypatch.setattr(index_building, "_write", write_arrays)
+        monkeypatch.setattr(builder, "_write", write_arrays)
         write_arrays(*arguments)
         build(dataset, KEY, directory, overwrite)
 
     monkeypatch.setattr(os, "rename", fail_over_a_directory)
-    monkeypatch.setattr(index_building, "_write", other_is_faster)
-    monkeypatch.setattr(index_building, "_remove_leftovers", lambda *_: None)  # of the builder that is at work
-    monkeypatch.setattr(index_building, "locked_directory", lambda _: contextlib.nullcontext(False))
+    monkeypatch.setattr(builder, "_write", other_is_faster)
+    monkeypatch.setattr(builder, "_remove_leftovers", lambda *_: None)  # of the builder that is at work
+    monkeypatch.setattr(builder, "locked_directory", lambda _: contextlib.nullcontext(False))
     assert len(build(dataset, KEY, directory, overwrite)) == len(pack(LENGTHS, 8))
     assert os.listdir(directory) == [KEY.name]
     assert len(verify_all(dataset.prefix)) == 1

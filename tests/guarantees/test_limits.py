@@ -36,12 +36,12 @@ def write_sparse(prefix, num_documents):
     documents_at = pointers_at + num_documents * 8
     with open(f"{prefix}.idx", "wb") as file:
         file.write(MAGIC + struct.pack("<QBQQ", 1, 8, num_documents, num_documents + 1))
-        for place, values in (
+        for offset, values in (
             (HEADER_BYTES + first * 4, lengths),
             (pointers_at + first * 8, (np.cumsum(lengths, dtype=np.int64) - lengths) * 2),
             (documents_at + first * 8, np.arange(first, num_documents + 1)),
         ):
-            file.seek(place)
+            file.seek(offset)
             file.write(values.tobytes())
     np.arange(1, 1 + lengths.sum(), dtype=np.uint16).tofile(f"{prefix}.bin")
     skip_without_sparse_files(f"{prefix}.idx")

@@ -57,16 +57,16 @@ def test_a_million_samples_by_eight_workers(tmp_path):
     lengths = np.load(DATA / "text_lengths.npy")[:3000]
     prefix = write(tmp_path / "data", [np.arange(length) % 60_000 for length in lengths]).prefix
     dataset = Checksums(build([SAMPLES, 0, 0], config(([prefix], None), SEQ_LENGTH))[0])
-    found = {}
+    ids = {}
     for context in ("fork", "spawn"):
-        found[context], states = read_all(dataset, context, num_workers=8)
+        ids[context], states = read_all(dataset, context, num_workers=8)
         memory, files = states[1:, :, 0], states[1:, :, 1]  # the first one is a start
         megabytes = [f"{value / 2**20:.1f}" for value in (memory[0].mean(), memory[-1].mean(), memory.max())]
-        print(f"{context}: {len(found[context]):,} samples; RssAnon {', '.join(megabytes)} MB (start, end, most)")
+        print(f"{context}: {len(ids[context]):,} samples; RssAnon {', '.join(megabytes)} MB (start, end, most)")
         print(f"open files of the workers {files[0].tolist()}, at the end {files[-1].tolist()}")
         assert np.all(memory - memory[0] < 4 << 20)
         assert np.all(files == files[0])
-    assert len(found["fork"]) == len(dataset) >= SAMPLES
-    assert np.array_equal(found["fork"], found["spawn"])
+    assert len(ids["fork"]) == len(dataset) >= SAMPLES
+    assert np.array_equal(ids["fork"], ids["spawn"])
     for index in range(0, len(dataset), len(dataset) // 1000):
-        assert found["fork"][index] == dataset[index]
+        assert ids["fork"][index] == dataset[index]

@@ -59,7 +59,7 @@ class Disk:
         return [name for name in self._named_in.values() if os.path.lexists(name)]
 
     def index(self, event, ending):
-        """The place of the first event of a kind whose path ends so."""
+        """The index of the first event of a kind whose path ends so."""
         return next(i for i, (kind, path) in enumerate(self.events) if kind == event and path.endswith(ending))
 
 

@@ -31,7 +31,7 @@ PATHS = ("micro-batch 1", "micro-batch 2", "micro-batch 4", "accumulation", "rec
 """The last is Megatron-LM's form of a micro-batch: its rows one after another, and one list of boundaries."""
 
 
-class Found(NamedTuple):
+class Outputs(NamedTuple):
     """Outputs of a micro-batch."""
 
     logits: torch.Tensor
@@ -80,17 +80,17 @@ def run(model, tokens, labels, loss_mask, cu_seqlens, make_boundaries=document_b
     loss = (losses.float() * loss_mask).sum()
     loss.backward()
     gradients = {n: p.grad.float() for n, p in model.named_parameters() if p.grad is not None}
-    return Found(logits.float(), loss.item(), gradients)
+    return Outputs(logits.float(), loss.item(), gradients)
 
 
 def run_in_parts(model, parts):
     """Passes one after another, added up; ``parts`` are the arguments of ``run``. Logits stay a list."""
     logits, loss, gradients = [], 0.0, {}
     for part in parts:
-        found = run(model, *part)
-        logits.append(found.logits)
-        loss += found.loss
-        gradients = {name: gradients.get(name, 0) + gradient for name, gradient in found.gradients.items()}
+        result = run(model, *part)
+        logits.append(result.logits)
+        loss += result.loss
+        gradients = {name: gradients.get(name, 0) + gradient for name, gradient in result.gradients.items()}
     return logits, loss, gradients
 
 
@@ -113,13 +113,13 @@ def run_packed(model, batch, path):
     if path == "joined rows":
         *tensors, cu_seqlens = packed(batch)
         tensors = (tensor.reshape(1, -1) for tensor in tensors)
-        found = run(model, *tensors, cu_seqlens, joined_boundaries)
-        return found._replace(logits=found.logits.view(*batch["tokens"].shape, -1))
+        result = run(model, *tensors, cu_seqlens, joined_boundaries)
+        return result._replace(logits=result.logits.view(*batch["tokens"].shape, -1))
     if path != "accumulation":
         return run(model, *packed(batch))
     rows = [[tensor[row : row + 1] for tensor in packed(batch)] for row in range(len(batch["tokens"]))]
     logits, loss, gradients = run_in_parts(model, rows)
-    return Found(torch.cat(logits), loss, gradients)
+    return Outputs(torch.cat(logits), loss, gradients)
 
 
 def run_alone(model, batch):
@@ -139,7 +139,7 @@ def run_alone(model, batch):
     finally:
         for module in modules:
             module.attend = kernel
-    return Found(torch.cat(logits, dim=1).view(*batch["tokens"].shape, -1), loss, gradients)
+    return Outputs(torch.cat(logits, dim=1).view(*batch["tokens"].shape, -1), loss, gradients)
 
 
 def segments(cu_seqlens):
@@ -159,14 +159,14 @@ def without_boundaries(batch):
     return dict(batch, cu_seqlens=one_segment(length).expand(rows, -1))
 
 
-def differences(found, expected):
+def differences(result, expected):
     """How far two results are apart."""
-    assert found.gradients.keys() == expected.gradients.keys() and len(found.gradients) > 10
+    assert result.gradients.keys() == expected.gradients.keys() and len(result.gradients) > 10
     return Errors(
-        ((found.logits - expected.logits).abs().max() / expected.logits.abs().max()).item(),
-        abs(found.loss - expected.loss) / abs(expected.loss),
+        ((result.logits - expected.logits).abs().max() / expected.logits.abs().max()).item(),
+        abs(result.loss - expected.loss) / abs(expected.loss),
         max(
-            ((found.gradients[name] - gradient).abs().max() / gradient.abs().max()).item()
+            ((result.gradients[name] - gradient).abs().max() / gradient.abs().max()).item()
             for name, gradient in expected.gradients.items()
         ),
     )

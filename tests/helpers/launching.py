@@ -1,5 +1,6 @@
 """Raw documents to a dataset, and the example trainer started on it with the real launcher."""
 
+import itertools
 import json
 import os
 import re
@@ -18,6 +19,7 @@ STEP = re.compile(
     r"^(?:\S+: )?iteration (\d+)/\d+ \| loss (\S+) .* grad norm (\S+) .* consumed samples (\d+) ", re.MULTILINE
 )
 TRAINER = "examples/pretrain_gpt.py"
+FAULTY_TRAINER = "tests/helpers/programs/faulty_trainer.py"
 ENVIRONMENT = os.environ | {
     "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
     "PATH": os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"],
@@ -25,10 +27,19 @@ ENVIRONMENT = os.environ | {
 }
 
 
+PORTS = itertools.count(10_000 + 20 * (os.getpid() % 1000))
+"""Below those that the system gives to outgoing connections. Tests that run at the same time begin elsewhere."""
+
+
 def free_port():
-    with socket.socket() as listener:
-        listener.bind(("", 0))
-        return listener.getsockname()[1]
+    """A port that nobody listens on, another one at each call."""
+    for port in PORTS:
+        with socket.socket() as listener:
+            try:
+                listener.bind(("", port))
+            except OSError:
+                continue
+            return port
 
 
 def make_corpus(folder):
@@ -53,18 +64,25 @@ def make_corpus(folder):
     return folder
 
 
-def launch(corpus, *options, ranks=2, train_iters=6, on_gpu=False, fault=None):
-    """Run the trainer under ``deepspeed``; returns its exit status and output.
+def launch(corpus, *options, ranks=2, train_iters=6, on_gpu=False, fault=None, launcher="deepspeed"):
+    """Run the trainer; returns the launcher's exit status and all output.
 
     Args:
         fault: an accident that happens to it, as ``faulty_trainer.py`` describes them.
+        launcher: ``deepspeed``, or ``ranks`` for ``ranks.py``, which imports once for all ranks.
     """
     environment = ENVIRONMENT if on_gpu else ENVIRONMENT | {"CUDA_VISIBLE_DEVICES": ""}
-    command = ["deepspeed", "--num_gpus", str(ranks), "--master_port", str(free_port())]
+    command = {
+        "deepspeed": ["deepspeed", "--num_gpus", str(ranks), "--master_port", str(free_port())],
+        "ranks": [sys.executable, str(ROOT / "tests/helpers/programs/ranks.py"), str(ranks), str(free_port())],
+    }[launcher]
     if fault:
         environment = environment | {"FAULT": fault}
     command += trainer(
-        corpus, *options, train_iters=train_iters, script="tests/helpers/faulty_trainer.py" if fault else TRAINER
+        corpus,
+        *options,
+        train_iters=train_iters,
+        script="tests/helpers/programs/faulty_trainer.py" if fault else TRAINER,
     )
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, env=environment, cwd=corpus)
     return done.returncode, done.stdout + done.stderr

@@ -59,7 +59,7 @@ def initialize_megatron(rank=0, world_size=1, store=None, tensor_parallel=1):
 
 
 def model_options(**changes):
-    """Options of a small model, as ``pretrain_model.build_model`` takes them."""
+    """Options of a small model, as ``trainer.model.build_model`` takes them."""
     options = {
         "num_layers": 2,
         "hidden_size": 64,

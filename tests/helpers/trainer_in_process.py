@@ -9,7 +9,7 @@ from unittest import mock
 import deepspeed
 from megatron.core import parallel_state
 from torch import distributed
-from trainer import training as pretrain_gpt
+from trainer import training
 from trainer.ranks import STOP_SIGNALS
 
 from helpers.megatron_helpers import Tokenizer
@@ -25,10 +25,10 @@ class SmallTokenizer(Tokenizer):
 
 
 def command_line(prefix, *options):
-    """Options of a small run; those that are given take the place of others. None leaves one out."""
-    found = {"--data-path": prefix} | NEEDED
+    """Options of a small run; those that are given replace others. None leaves one out."""
+    pairs = {"--data-path": prefix} | NEEDED
     names = [str(option) for option in options]
-    return [str(part) for name, value in found.items() if name not in names for part in (name, value)] + names
+    return [str(part) for name, value in pairs.items() if name not in names for part in (name, value)] + names
 
 
 def leave_world():
@@ -61,6 +61,6 @@ def run_trainer(prefix, *options, tokenizer=None):
     """A run in this process; returns its exit status and what it printed. Its errors are raised."""
     output = io.StringIO()
     with alone(), contextlib.redirect_stdout(output), mock.patch("sys.argv", ["", *command_line(prefix, *options)]):
-        with mock.patch.object(pretrain_gpt, "load_tokenizer", lambda *_: tokenizer or SmallTokenizer()):
-            status = pretrain_gpt.main()
+        with mock.patch.object(training, "load_tokenizer", lambda *_: tokenizer or SmallTokenizer()):
+            status = training.main()
     return status, output.getvalue()

@@ -20,8 +20,8 @@ with open(file_path, encoding="utf-8") as file:
     command_lines = json.load(file)
 for options in command_lines:
     if taken_off:
-        place = options.index("--data-impl")
-        del options[place : place + 2]
+        index = options.index("--data-impl")
+        del options[index : index + 2]
     sys.argv[1:] = options
     arguments = parse_args()
     validate_args(arguments, {"tokenizer_type": "GPT2BPETokenizer"})

@@ -3,138 +3,26 @@
 MEGATRON_DEEPSPEED_PATH=CHECKOUT bash tests/run.sh --integration
 """
 
-import json
-import os
 import re
-import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.real_megatron.deepspeed import ALONG, NEEDS_CHECKOUT, PACKED, STEP, launch, losses, train, watched
 
-CHECKOUT = os.environ.get("MEGATRON_DEEPSPEED_PATH")
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.skipif(not CHECKOUT, reason="MEGATRON_DEEPSPEED_PATH does not name a checkout of Megatron-DeepSpeed"),
-]
-
-from helpers.datasets import ROOT, write
-from helpers.launching import ENVIRONMENT, free_port, make_corpus
-from megatron_deepspeed_on_cpu import copy_for_cpu
-
-from megatron_bfp.indexed_dataset.reader import IndexedDataset
-from megatron_bfp.integrations.megatron_deepspeed.dataset import build_splits
-
-HERE = Path(__file__).parent
-STEP = re.compile(r"iteration +(\d+)/ .*consumed samples: +(\d+) .*lm loss: (\S+) ")
-EVALUATION = re.compile(r"draw from (\w+) set \| lm loss value: (\S+) ")
-WATCHED = re.compile(r"^watched (.*)$", re.MULTILINE)
-EOD = 511
-
+pytestmark = [pytest.mark.integration, NEEDS_CHECKOUT]
 SEEN = "best-fit packing: attention inside documents, as the first step showed: "
-OPTIONS = """--num-layers 3 --hidden-size 64 --num-attention-heads 4 --seq-length 128 --max-position-embeddings 128
-    --swiglu --normalization rmsnorm --disable-bias-linear --untie-embeddings-and-output-weights
-    --attention-dropout 0 --hidden-dropout 0 --global-batch-size 8 --lr 3e-3 --lr-warmup-iters 2 --lr-decay-iters 10
-    --min-lr 1e-4 --clip-grad 1.0 --weight-decay 0 --tokenizer-type NullTokenizer --vocab-size 511 --log-interval 1
-    --eval-interval 1000 --eval-iters 2 --num-workers 0 --no-gradient-accumulation-fusion --no-masked-softmax-fusion
-    --no-bias-gelu-fusion --no-bias-dropout-fusion --distributed-backend gloo --use-cpu-initialization --deepspeed"""
-PACKED = ["--data-impl", "bfp"]
-ALONG = ["--no-pipeline-parallel"]
 FLASH = ["--bf16", "--use-flash-attn-v2"]
 ROTARY = ["--use-rotary-position-embeddings"]
 
 
 @pytest.fixture(scope="module")
-def checkout(tmp_path_factory):
-    copy = tmp_path_factory.mktemp("checkout")
-    copy_for_cpu(CHECKOUT, copy)
-    script = (copy / "pretrain_gpt.py").read_text()
-    (copy / "with_install.py").write_text(f"import megatron_bfp; megatron_bfp.install()\n{script}")
-    return copy
+def checkout(megatron_deepspeed):
+    return megatron_deepspeed
 
 
 @pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-    """Real documents, all ending in the EOD that NullTokenizer has; blends of them, and many of one token."""
-    folder = make_corpus(tmp_path_factory.mktemp("corpus"))
-    dataset = IndexedDataset(str(folder / "data_text_document"))
-    documents = []
-    for start, end in dataset.spans(np.arange(dataset.num_documents)):
-        tokens = dataset.tokens(start, end - start).astype(np.int64)
-        swapped = np.select([tokens == 0, tokens == EOD], [EOD, 0], tokens)
-        documents.append(swapped.tolist())
-    write(folder / "text", documents)
-    pieces = [document[at : at + 40] for document in documents for at in range(0, min(len(document), 400), 40)]
-    for part in range(3):
-        write(folder / f"part{part}", pieces[part::3])
-    write(folder / "short", [*documents[:3], *([[EOD]] * 3000)])
-    return folder
-
-
-@pytest.fixture
-def enabled():
-    command = [sys.executable, "-m", "megatron_bfp"]
-    subprocess.run([*command, "enable"], check=True, env=ENVIRONMENT)
-    yield
-    subprocess.run([*command, "disable"], check=True, env=ENVIRONMENT)
-
-
-def launch(
-    checkout,
-    corpus,
-    *options,
-    script=None,
-    ranks=1,
-    data="text",
-    split="90,5,5",
-    iters=10,
-    micro_batch=2,
-    zero=0,
-    watched=None,
-    plugin=True,
-):
-    """Exit status and output of ``deepspeed``. ``script`` is a list that may begin with ``--module``."""
-    script = script or ["--module", "megatron_bfp", checkout / "pretrain_gpt.py"]
-    environment = ENVIRONMENT | {"CUDA_VISIBLE_DEVICES": ""}
-    paths = [str(checkout), *([str(HERE / "flash_attn_on_cpu")] if "--use-flash-attn-v2" in options else [])]
-    environment["PYTHONPATH"] = os.pathsep.join([*paths, *([str(ROOT)] if plugin else [])])
-    if watched:
-        environment |= {"WATCHED": watched, "WATCHED_SCRIPT": str(checkout / "pretrain_gpt.py")}
-        script = [HERE / "megatron_deepspeed_watched.py"]
-    settings = {
-        "train_batch_size": 8,
-        "train_micro_batch_size_per_gpu": micro_batch,
-        "gradient_clipping": 1.0,
-        "zero_optimization": {"stage": zero},
-        "bf16": {"enabled": "--bf16" in options},
-    }
-    (corpus / "deepspeed.json").write_text(json.dumps(settings))
-    command = ["deepspeed", "--num_gpus", ranks, "--master_port", free_port(), *script, *options, *OPTIONS.split()]
-    command += ["--data-path", *data.split(), "--split", split, "--train-iters", iters]
-    command += ["--micro-batch-size", micro_batch, "--zero-stage", zero, "--deepspeed_config", "deepspeed.json"]
-    done = subprocess.run(
-        list(map(str, command)), capture_output=True, text=True, timeout=280, env=environment, cwd=corpus
-    )
-    return done.returncode, done.stdout + done.stderr
-
-
-def train(checkout, corpus, *options, **keywords):
-    """The printed (consumed samples, loss) of each iteration, those of the evaluations, and the output."""
-    status, output = launch(checkout, corpus, *options, **keywords)
-    assert status == 0, output[-5000:]
-    steps = {int(iteration): values for iteration, *values in STEP.findall(output)}
-    assert steps
-    return steps | {f"{name}": ("0", loss) for name, loss in EVALUATION.findall(output)}, output
-
-
-def losses(steps):
-    return [float(loss) for _, loss in steps.values()]
-
-
-def watched(output):
-    return [json.loads(line) for line in WATCHED.findall(output)]
+def corpus(megatron_deepspeed_corpus):
+    return megatron_deepspeed_corpus
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +31,7 @@ def by_module(checkout, corpus):
     return train(checkout, corpus, *PACKED, *ALONG)
 
 
-def test_three_ways_in_have_the_same_losses(checkout, corpus, by_module, enabled):
+def test_three_ways_in_have_the_same_losses(checkout, corpus, by_module, plugin_enabled):
     steps, output = by_module
     assert list(steps) == [*range(1, 11), "validation", "test"] and losses(steps)[9] < losses(steps)[0] - 0.3
     assert "best-fit packing: train: text.bfp/s128-d0-" in output
@@ -157,7 +45,7 @@ def test_three_ways_in_have_the_same_losses(checkout, corpus, by_module, enabled
     [ALONG, [*ALONG, "--tensor-model-parallel-size", "2"], ["--pipeline-model-parallel-size", "2"]],
     ids=["dp 2", "tp 2", "pp 2"],
 )
-def test_three_ways_in_with_two_ranks(checkout, corpus, enabled, layout):
+def test_three_ways_in_with_two_ranks(checkout, corpus, plugin_enabled, layout):
     first, second, third = (
         train(checkout, corpus, *PACKED, *layout, ranks=2, script=script)[0]
         for script in (None, [checkout / "with_install.py"], [checkout / "pretrain_gpt.py"])
@@ -166,7 +54,7 @@ def test_three_ways_in_with_two_ranks(checkout, corpus, enabled, layout):
     assert first == second == third
 
 
-def test_without_the_flag_nothing_changes(checkout, corpus, enabled):
+def test_without_the_flag_nothing_changes(checkout, corpus, plugin_enabled):
     stock = [checkout / "pretrain_gpt.py"]
     untouched, _ = train(checkout, corpus, *ALONG, script=stock, plugin=False)
     assert len(untouched) == 12
@@ -187,9 +75,9 @@ def test_without_the_flag_nothing_changes(checkout, corpus, enabled):
 )
 def test_the_first_loss_is_that_of_the_chunks_alone(checkout, corpus, options, ranks, tolerance):
     steps, output = train(checkout, corpus, *PACKED, *ALONG, *options, ranks=ranks, iters=1, watched="alone")
-    found = watched(output)
-    assert len(found) == 4 * (2 if "--tensor-model-parallel-size" in options else 1)
-    means = [part["alone"] / part["targets"] for part in found]
+    batches = watched(output)
+    assert len(batches) == 4 * (2 if "--tensor-model-parallel-size" in options else 1)
+    means = [part["alone"] / part["targets"] for part in batches]
     assert losses(steps)[0] == pytest.approx(sum(means) / len(means), rel=tolerance)
 
 
@@ -208,7 +96,7 @@ def test_two_ranks_read_what_one_reads_and_train_as_one(checkout, corpus, by_mod
     def batches(ranks):
         steps, output = train(checkout, corpus, *PACKED, *ALONG, ranks=ranks, watched="batches")
         assert losses(steps) == pytest.approx(losses(by_module[0]), abs=5e-6)
-        of_rank = [[found["digests"] for found in watched(output) if found["rank"] == rank] for rank in range(ranks)]
+        of_rank = [[batch["digests"] for batch in watched(output) if batch["rank"] == rank] for rank in range(ranks)]
         return [digests for together in zip(*of_rank, strict=True) for digests in together]
 
     one = batches(1)
@@ -270,46 +158,6 @@ def test_a_resumed_run_continues_exactly(checkout, corpus, by_module):
     assert all(steps[i] == by_module[0][i] for i in steps)
 
 
-def test_a_blend_with_prebuilt_indexes_is_exact(checkout, corpus):
-    prefixes, weights, split = [f"part{part}" for part in range(3)], [0.5, 0.2, 0.3], "969,30,1"
-    command = [sys.executable, ROOT / "tools/preprocess_bfp.py", "--indexed", *prefixes, "--seq-length", "128"]
-    subprocess.run([*map(str, command), "--split", split], check=True, cwd=corpus, env=ENVIRONMENT)
-    data = " ".join(f"{weight} {prefix}" for weight, prefix in zip(weights, prefixes))
-    _, output = train(checkout, corpus, *PACKED, *ALONG, data=data, split=split, watched="batches")
-    assert output.count("3 indexes (0 built, 3 opened)") == 3
-    found = [digest for line in watched(output) for digest in line["digests"]][:80]
-    parts = [build_splits(str(corpus / prefix), split, [100] * 3, 128, 1234)[0] for prefix in prefixes]
-    assert found == [digest_of(part, place) for part, place in blended(parts, weights, 80)]
-
-
-def digest_of(dataset, place):
-    import hashlib
-
-    return hashlib.sha256(dataset[place]["text"].tobytes()).hexdigest()
-
-
-def blended(datasets, weights, size):
-    """Megatron's blending: each sample is of the dataset that is furthest behind its weight."""
-    taken = [0] * len(datasets)
-    for sample in range(size):
-        errors = [weight * max(sample, 1) - count for weight, count in zip(weights, taken)]
-        behind = errors.index(max(errors))
-        yield datasets[behind], taken[behind]
-        taken[behind] += 1
-
-
-def test_separate_data_paths_and_the_cache(checkout, corpus, tmp_path):
-    for part in range(3):
-        for suffix in (".bin", ".idx"):
-            shutil.copy(corpus / f"part{part}{suffix}", tmp_path)
-    options = ["--data-cache-path", tmp_path / "cache", "--train-data-path", 0.5, tmp_path / "part0", 0.5]
-    options += [tmp_path / "part1", "--valid-data-path", tmp_path / "part2"]
-    status, output = launch(checkout, corpus, *PACKED, *ALONG, *options, data="", iters=2)
-    assert status == 0, output[-5000:]
-    assert "best-fit packing: train: 2 indexes (2 built, 0 opened)" in output
-    assert f"best-fit packing: valid: {tmp_path}/part2.bfp/s128-d0-" in output
-
-
 RUNS = {
     "along": ([*PACKED, *ALONG], {}),
     "pipeline": (PACKED, {}),
@@ -333,10 +181,10 @@ def what_happens(checkout, corpus):
         options, keywords = RUNS[name]
         if watched or name not in whole:
             _, output = launch(checkout, corpus, *options, iters=2, watched=watched, **keywords)
-            found = STEP.findall(output), re.findall("best-fit packing.*", output)
+            printed = STEP.findall(output), re.findall("best-fit packing.*", output)
             if watched:
-                return found
-            whole[name] = found
+                return printed
+            whole[name] = printed
         return whole[name]
 
     return run
@@ -398,38 +246,3 @@ def test_fault_B18_rotary_positions_are_right_under_sequence_parallelism(checkou
     ulysses = ["--ds-sequence-parallel-size", 2]
     two, _ = train(checkout, corpus, *PACKED, *ALONG, *FLASH, *ROTARY, *ulysses, ranks=2, **options)
     assert losses(two) == pytest.approx(losses(one), abs=2e-3)
-
-
-@pytest.mark.parametrize("script", [None, "with_install.py"])
-def test_fault_A07_two_values_of_data_impl_are_refused_in_megatron_deepspeed(checkout, corpus, script):
-    script = script and [checkout / script]
-    status, output = launch(checkout, corpus, *PACKED, "--data-impl", "mmap", *ALONG, script=script, ranks=2)
-    assert status != 0 and not STEP.findall(output)
-    assert output.count("--data-impl bfp and --data-impl mmap are both on the command line") == 1
-
-
-@pytest.mark.parametrize(
-    "data, message",
-    [
-        (
-            " ".join(f"1 part{number % 3}" for number in range(255)),
-            "a blend of 255 corpora, Megatron-DeepSpeed blends 254",
-        ),
-        ("0.5 part0 0 part1", "a blend's weight of 0.0 for part1"),
-        ("0.5 part0 nan part1", "a blend's weight of nan for part1"),
-        ("part0 part1", "give one prefix, or a weight before each prefix"),
-    ],
-    ids=["255", "0", "nan", "none"],
-)
-def test_fault_B04_a_blend_that_cannot_be_is_one_line_in_megatron_deepspeed(checkout, corpus, data, message):
-    status, output = launch(
-        checkout, corpus, *PACKED, *ALONG, script=[checkout / "with_install.py"], data=data, ranks=2
-    )
-    assert status != 0 and output.count(message) == 1 and "building" not in output and "Traceback" not in output
-
-
-def test_fault_A13_an_id_outside_the_vocabulary_is_one_line_in_megatron_deepspeed(checkout, corpus):
-    write(corpus / "wide", [[*range(1, 100)] for _ in range(20)] + [[5, 512, 7]])  # the embedding has 512 rows
-    status, output = launch(checkout, corpus, *PACKED, *ALONG, ranks=2, data="wide", split="1,0,0")
-    assert status != 0 and not STEP.findall(output)
-    assert output.count("wide.bin: document 20 holds the token id 512, the model's vocabulary ends at 511") == 1

@@ -68,13 +68,13 @@ def test_fault_A06_tokens_are_those_of_megatron_s_own_tool(written):
     assert len(written) >= 10
     different = {}
     for kind, (ours, theirs) in written:
-        found, wanted = documents(ours), documents(theirs)
+        mine, wanted = documents(ours), documents(theirs)
         if "--append-bos" in kind.ours:  # which Megatron's tool lacks
-            assert found == [[1, *document] for document in wanted]
+            assert mine == [[1, *document] for document in wanted]
         elif kind.name in ("RoBERTa", "BERT"):  # two EODs there, one here
-            assert found == [document[:-1] for document in wanted] and wanted[0][-2:] == [kind.eod] * 2
-        elif found != wanted:
-            different[kind.name] = [pair for pair in zip(found, wanted) if pair[0] != pair[1]][0]
+            assert mine == [document[:-1] for document in wanted] and wanted[0][-2:] == [kind.eod] * 2
+        elif mine != wanted:
+            different[kind.name] = [pair for pair in zip(mine, wanted) if pair[0] != pair[1]][0]
     assert not different
 
 
@@ -82,5 +82,5 @@ def test_files_are_the_same_bytes(written):
     for kind, (ours, theirs) in written:
         if "--append-bos" not in kind.ours and kind.name not in ("RoBERTa", "BERT"):
             for end in ("bin", "idx"):
-                found, wanted = (open(f"{prefix}_text_document.{end}", "rb").read() for prefix in (ours, theirs))
-                assert found == wanted, kind.name
+                mine, wanted = (open(f"{prefix}_text_document.{end}", "rb").read() for prefix in (ours, theirs))
+                assert mine == wanted, kind.name

@@ -30,17 +30,17 @@ def requirements(lines, python):
     """Those of the lines of a requirements file or an extra that apply to a Python on Linux."""
     environment = {"python_version": python, "python_full_version": f"{python}.1"}
     lines = [line for line in lines if line.strip() and not line.startswith("#")]
-    return [found for found in map(Requirement, lines) if not found.marker or found.marker.evaluate(environment)]
+    return [wanted for wanted in map(Requirement, lines) if not wanted.marker or wanted.marker.evaluate(environment)]
 
 
 def pins(python):
     """Package -> version in constraints.txt."""
-    found = {}
+    versions = {}
     for pin in requirements((ROOT / "constraints.txt").read_text().splitlines(), python):
         (specifier,) = pin.specifier
-        assert specifier.operator == "==" and canonicalize_name(pin.name) not in found
-        found[canonicalize_name(pin.name)] = specifier.version
-    return found
+        assert specifier.operator == "==" and canonicalize_name(pin.name) not in versions
+        versions[canonicalize_name(pin.name)] = specifier.version
+    return versions
 
 
 @pytest.mark.parametrize("python", PYTHONS)
@@ -83,7 +83,7 @@ def test_fault_C01_the_configuration_of_pip_is_switched_off(monkeypatch):
 
 
 def test_fault_C08_the_trainer_finds_every_tokenizer_in_its_extra():
-    names = {found.name for found in requirements(EXTRAS["deepspeed"], "3.11")}
+    names = {wanted.name for wanted in requirements(EXTRAS["deepspeed"], "3.11")}
     assert {"tokenizers", "sentencepiece", "tiktoken", "torch", "megatron-core", "deepspeed"} <= names
 
 
@@ -93,6 +93,12 @@ def test_fault_C12_the_version_is_said_in_one_place():
     said = [path for path in (ROOT / "megatron_bfp").rglob("*.py") if megatron_bfp.__version__ in path.read_text()]
     assert [path.name for path in said] == ["_version.py"]
     assert megatron_bfp.__version__ not in (ROOT / "setup.py").read_text() + (ROOT / "pyproject.toml").read_text()
+
+
+def test_the_citation_names_the_version_and_the_paper():
+    citation = (ROOT / "CITATION.cff").read_text()
+    assert f"\nversion: {megatron_bfp.__version__}\n" in citation
+    assert "Fewer Truncations Improve Language Modeling" in citation.partition("preferred-citation:")[2]
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[-1])
@@ -108,9 +114,10 @@ def test_fault_C12_the_project_describes_itself():
         module, function = target.split(":")
         tree = ast.parse((ROOT / (module.replace(".", "/") + ".py")).read_text())
         assert function in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}, name
-    readme = (ROOT / "README.md").read_text()
-    assert not re.search(r"megatron-bfp\[flash-attn\]", readme)
-    assert set(re.findall(r"megatron-bfp-\w+", readme)) == set(PROJECT["scripts"])
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    text = "\n".join(page.read_text() for page in pages)
+    assert not re.search(r"megatron-bfp\[flash-attn\]", text)
+    assert set(re.findall(r"megatron-bfp(?:-[a-z]+)?", text)) == set(PROJECT["scripts"])
 
 
 def test_fault_C12_what_an_earlier_build_left_is_not_built_again(tmp_path):
@@ -221,4 +228,4 @@ def test_fault_C08_every_optional_package_belongs_to_an_extra():
     others = imported - set(sys.stdlib_module_names) - own - of_kernels - {"numpy"}
     assert others <= set(EXPLAINED), others - set(EXPLAINED)
     for module, extra in EXPLAINED.items():
-        assert PACKAGES.get(module, module) in {found.name for found in requirements(EXTRAS[extra], "3.11")}, module
+        assert PACKAGES.get(module, module) in {wanted.name for wanted in requirements(EXTRAS[extra], "3.11")}, module

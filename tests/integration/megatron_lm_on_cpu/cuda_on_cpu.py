@@ -13,10 +13,10 @@ class CudaIsCpu(TorchFunctionMode):
     def __torch_function__(self, function, types, args=(), kwargs=None):
         keywords = {name: on_cpu(value) for name, value in (kwargs or {}).items()}
         state = torch.default_generator.get_state() if function in DRAWN_ON_THE_GPU else None
-        found = function(*(on_cpu(value) for value in args), **keywords)
+        result = function(*(on_cpu(value) for value in args), **keywords)
         if state is not None:
             torch.default_generator.set_state(state)
-        return found
+        return result
 
 
 DRAWN_ON_THE_GPU = (torch.rand, torch.dropout, torch.nn.functional.dropout)
@@ -111,8 +111,8 @@ def install():
     kind = torch.Tensor.type
 
     def type_of(self, *arguments, **keywords):
-        found = kind(self, *(on_cpu_type(value) for value in arguments), **keywords)
-        return "torch.cuda." + found.split(".")[-1] if isinstance(found, str) else found
+        name = kind(self, *(on_cpu_type(value) for value in arguments), **keywords)
+        return "torch.cuda." + name.split(".")[-1] if isinstance(name, str) else name
 
     torch.Tensor.type = type_of
     all_to_all = torch.distributed.all_to_all_single

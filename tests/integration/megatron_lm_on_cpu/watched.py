@@ -106,15 +106,15 @@ def description(dataset):
         return [description(part) for part in dataset]
     parts = getattr(dataset, "datasets", [dataset])
     indexes = [[part.dataset_path, part.sequence_index.key.name, part.sequence_index.was_built] for part in parts]
-    found = {"length": len(dataset), "indexes": indexes, "part_of_sample": [], "same_as_in_part": []}
+    seen = {"length": len(dataset), "indexes": indexes, "part_of_sample": [], "same_as_in_part": []}
     if len(parts) > 1:
         dataset[0]  # opens its index, if that was put off
         for sample in range(min(100, len(dataset))):
-            part, place = int(dataset.dataset_index[sample]), int(dataset.dataset_sample_index[sample])
-            found["part_of_sample"].append(part)
-            same = torch.equal(dataset[sample]["tokens"], parts[part][place]["tokens"])
-            found["same_as_in_part"].append(same)
-    return found
+            part, number = int(dataset.dataset_index[sample]), int(dataset.dataset_sample_index[sample])
+            seen["part_of_sample"].append(part)
+            same = torch.equal(dataset[sample]["tokens"], parts[part][number]["tokens"])
+            seen["same_as_in_part"].append(same)
+    return seen
 
 
 def losing(forward_step):

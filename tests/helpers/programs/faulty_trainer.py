@@ -19,12 +19,11 @@ import sys
 import time
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[2] / "examples")]
+sys.path[:0] = [str(Path(__file__).parents[3]), str(Path(__file__).parents[3] / "examples")]
 
 import torch
 from torch.utils.data import get_worker_info
-from trainer import data as pretrain_data
-from trainer import training as pretrain_gpt
+from trainer import data, training
 
 rank, what, moment = os.environ["FAULT"].split()
 READ_BEFORE = 5
@@ -78,17 +77,17 @@ def of_whole_rows(document_boundaries):
 
 if rank == os.environ["RANK"]:
     if what == "boundaries":
-        pretrain_gpt.document_boundaries = of_whole_rows(pretrain_gpt.document_boundaries)
+        training.document_boundaries = of_whole_rows(training.document_boundaries)
     elif moment.isdigit():
-        pretrain_gpt.summed_loss = in_a_step(pretrain_gpt.summed_loss)
+        training.summed_loss = in_a_step(training.summed_loss)
     elif moment == "worker":
-        pretrain_data.BFPGPTDataset.__getitem__ = in_a_worker(pretrain_data.BFPGPTDataset.__getitem__)
+        data.BFPGPTDataset.__getitem__ = in_a_worker(data.BFPGPTDataset.__getitem__)
     elif moment == "evaluation":
-        pretrain_gpt.evaluate = strike
+        training.evaluate = strike
     elif moment == "dataset":
-        pretrain_data._check_data = strike
+        data._check_data = strike
     elif moment == "load":
-        pretrain_gpt.find_checkpoint = strike
+        training.find_checkpoint = strike
     else:
         torch.save = in_a_write(torch.save)
-sys.exit(pretrain_gpt.start())
+sys.exit(training.start())

@@ -10,10 +10,10 @@ import threading
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
+sys.path.insert(0, str(Path(__file__).parents[3] / "examples"))
 
 from torch import distributed
-from trainer import training as pretrain_gpt
+from trainer import training
 from trainer.process import run_rank
 
 PAUSE = 0.001
@@ -38,7 +38,7 @@ class Sampler(threading.Thread):
             time.sleep(PAUSE)
 
 
-build_engine, samplers = pretrain_gpt.build_engine, []
+build_engine, samplers = training.build_engine, []
 
 
 def build_engine_and_watch(*arguments):
@@ -47,11 +47,11 @@ def build_engine_and_watch(*arguments):
     return build_engine(*arguments)
 
 
-pretrain_gpt.build_engine = build_engine_and_watch
+training.build_engine = build_engine_and_watch
 
 
 def train_and_measure():
-    pretrain_gpt.main()
+    training.main()
     print(f"rank {distributed.get_rank()} measured {samplers[0].most - samplers[0].before}", flush=True)
 
 

@@ -1,0 +1,1 @@
+"""Copies of real checkouts of Megatron that run on the CPU."""
