@@ -94,12 +94,12 @@ def measure(kernel: str, seq_length: int, tokens: int) -> dict:
             layer.zero_grad()
 
         def attention_step(boundaries=boundaries):
-            out = KERNELS[kernel].attend(*qkv, boundaries.segments, config.kv_channels**-0.5, 0.0)
+            out = KERNELS[kernel].attend(*qkv, boundaries.joined, config.kv_channels**-0.5, 0.0)
             torch.autograd.grad(out, qkv, out.detach())
 
         found[f"layer_{name}"] = milliseconds(layer_step)
         found[f"attention_{name}"] = milliseconds(attention_step)
-        found[f"segments_{name}"] = len(boundaries.segments.boundaries) - 1
+        found[f"segments_{name}"] = len(boundaries.joined.offsets) - 1
     return found
 
 

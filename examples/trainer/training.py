@@ -322,7 +322,7 @@ def train_step(engine: Any, batches: list[dict[str, torch.Tensor]]) -> StepResul
     # targets, tokens, squared chunk lengths
     sums = torch.zeros(3, dtype=torch.float64, device=batches[0]["tokens"].device)
     for batch, where in zip(batches, boundaries):
-        chunks = np.diff(where.segments.boundaries).astype(np.float64)
+        chunks = np.diff(where.joined.offsets).astype(np.float64)
         sums += torch.stack([batch["loss_mask"].sum(), *sums.new_tensor([chunks.sum(), (chunks**2).sum()])])
     distributed.all_reduce(sums, group=replicas)
     num_targets = sums[0].item()

@@ -1,6 +1,18 @@
-"""Where documents begin and end in a micro-batch, as a kernel takes it: rows joined, one segment per document."""
+"""Document boundaries of a micro-batch, in the one form that every kernel takes.
 
-from typing import NamedTuple
+A dataset row says where its chunks end, as ``cu_seqlens``. Kernels want the rows of a micro-batch joined end to end,
+with one list of boundaries. Two rows of 8 positions, for example::
+
+    cu_seqlens   [[0, 3, 5, 8, 8, 8, 8, 8, 8],      chunks of 3, 2 and 3 tokens
+                  [0, 8, 8, 8, 8, 8, 8, 8, 8]]      one chunk of 8 tokens
+    offsets      [0, 3, 5, 8, 16]
+    max_seqlen   8
+
+The end of a row is always a boundary, and padding is fenced off like a document of its own. ``Boundaries`` is made once
+per micro-batch. Rows on the host cost no synchronization with the GPU; rows on a GPU cost one.
+"""
+
+from dataclasses import dataclass
 
 try:
     import torch
@@ -13,54 +25,96 @@ from torch import Tensor
 from ..errors import OptionError
 
 
-class Segments(NamedTuple):
-    """Where documents begin and end in the joined rows of a micro-batch. Padding is a segment of its own."""
+class InvalidBoundaries(OptionError):
+    """Boundaries that no attention can honour.
 
-    boundaries: list[int]
-    """0 < b1 < b2 < ... < t, on the host: no kernel has to wait for the GPU to know them."""
+    Args:
+        reason: what is wrong, as a predicate of "boundaries" or "cu_seqlens": "do not rise from 0".
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"cu_seqlens {self.reason}"
+
+
+def join_rows(cu_seqlens: Tensor) -> Tensor:
+    """The boundaries of rows laid end to end.
+
+    Args:
+        cu_seqlens: int [b, any], or int [any] for a single row. Each row rises from 0 to its number of positions;
+            entries may repeat.
+
+    Returns:
+        int64 [chunks + 1] on the host, without repetitions: 0 < b1 < ... < t, the positions of all rows.
+
+    Raises:
+        InvalidBoundaries: a row does not rise from 0, or is empty.
+    """
+    rows = cu_seqlens.detach().to("cpu", torch.int64)
+    rows = rows if rows.dim() == 2 else rows[None]
+    if rows.dim() != 2 or rows.shape[1] < 2 or (rows[:, 0] != 0).any() or (rows.diff(dim=1) < 0).any():
+        raise InvalidBoundaries("do not rise from 0")
+    lengths = rows[:, -1]
+    if (lengths < 1).any():
+        raise InvalidBoundaries("hold no position")
+    return torch.unique_consecutive(rows + (lengths.cumsum(0) - lengths)[:, None])
+
+
+@dataclass(frozen=True, eq=False)
+class Boundaries:
+    """Where documents begin and end in the joined rows of a micro-batch. Each chunk lies between two boundaries, and so
+    does the padding of a row."""
+
+    offsets: list[int]
+    """0 < b1 < b2 < ... < t on the host, so that no kernel has to wait for the GPU to know them; t is the positions of
+    all rows."""
     cu_seqlens: Tensor
-    """int32 [segments + 1], the same on the device."""
+    """int32 [chunks + 1]: the same on the device."""
     max_seqlen: int
-    """Tokens of the longest segment."""
+    """Positions of the longest chunk."""
 
+    @classmethod
+    def of_rows(cls, cu_seqlens: Tensor, device: torch.device | str | None = None) -> "Boundaries":
+        """The boundaries of a micro-batch of dataset samples.
 
-def join_rows(cu_seqlens: Tensor, device: torch.device | str | None = None) -> Segments:
-    """The segments of a micro-batch.
+        Args:
+            cu_seqlens: int32 [b, L + 1], the ``cu_seqlens`` of a sample in each row: 0 < b1 < b2 < ..., then L to the
+                end. Best left on the host.
+            device: where ``cu_seqlens`` of the result goes; None for where the argument is.
 
-    Args:
-        cu_seqlens: int32 [b, L + 1], a sample's ``cu_seqlens`` in each row: 0 < b1 < b2 < ... and L to the end. On the
-            host it costs nothing; on a GPU it makes the host wait once.
-        device: where ``cu_seqlens`` of the result goes; None for where it came from.
+        Raises:
+            InvalidBoundaries: a row does not rise from 0 to L.
+        """
+        rows = cu_seqlens.to("cpu", torch.int64)
+        joined = join_rows(rows)
+        length = rows.shape[1] - 1
+        if (rows[:, -1] != length).any():
+            raise InvalidBoundaries(f"do not rise from 0 to {length}, the sequence length, in every row")
+        return cls._of_offsets(joined, cu_seqlens.device if device is None else device)
 
-    Raises:
-        OptionError: a row is not what is described above.
-    """
-    device = cu_seqlens.device if device is None else device
-    rows = cu_seqlens.to("cpu", torch.int64)
-    length = rows.shape[1] - 1
-    if length < 1 or (rows[:, 0] != 0).any() or (rows[:, -1] != length).any() or (rows.diff(dim=1) < 0).any():
-        raise OptionError("cu_seqlens: each row must rise from 0 to the sequence length, as a dataset's samples do")
-    return _segments(rows + length * torch.arange(len(rows))[:, None], device)
+    @classmethod
+    def of_joined_rows(cls, cu_seqlens: Tensor, num_positions: int) -> "Boundaries":
+        """The boundaries of a micro-batch whose rows were joined before, as in Megatron-LM.
 
+        Args:
+            cu_seqlens: int32 [any], from 0 to ``num_positions``; entries may repeat.
+            num_positions: positions of all rows.
 
-def joined_segments(cu_seqlens: Tensor, num_positions: int) -> Segments:
-    """The segments of a micro-batch whose rows were joined before, as Megatron-LM does it.
+        Raises:
+            InvalidBoundaries: they do not rise from 0 to ``num_positions``.
+        """
+        joined = join_rows(cu_seqlens)
+        if joined[-1] != num_positions:
+            raise InvalidBoundaries(f"do not rise from 0 to {num_positions}, the positions of the micro-batch")
+        return cls._of_offsets(joined, cu_seqlens.device)
 
-    Args:
-        cu_seqlens: int32 [any], from 0 to ``num_positions``, where entries may repeat. On a GPU the host waits once.
-
-    Raises:
-        OptionError: they do not rise from 0 to ``num_positions``.
-    """
-    boundaries = cu_seqlens.to("cpu", torch.int64)
-    if boundaries[0] != 0 or boundaries[-1] != num_positions or (boundaries.diff() < 0).any():
-        raise OptionError(f"cu_seqlens must rise from 0 to {num_positions}, the positions of the micro-batch")
-    return _segments(boundaries, cu_seqlens.device)
-
-
-def _segments(boundaries: Tensor, device: torch.device | str) -> Segments:
-    joined = torch.unique_consecutive(boundaries)
-    cu_seqlens = joined.to(torch.int32)
-    if torch.device(device).type == "cuda":
-        cu_seqlens = cu_seqlens.pin_memory().to(device, non_blocking=True)
-    return Segments(joined.tolist(), cu_seqlens, int(joined.diff().max()))
+    @classmethod
+    def _of_offsets(cls, joined: Tensor, device: torch.device | str) -> "Boundaries":
+        """Of int64 [chunks + 1] on the host, as ``join_rows`` returns it."""
+        cu_seqlens = joined.to(torch.int32)
+        if torch.device(device).type == "cuda":
+            cu_seqlens = cu_seqlens.pin_memory().to(device, non_blocking=True)
+        return cls(joined.tolist(), cu_seqlens, int(joined.diff().max()))

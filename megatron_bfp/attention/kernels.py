@@ -1,14 +1,19 @@
-"""Kernels of causal attention inside documents. All take the rows of a micro-batch joined, documents end to end.
+"""Kernels of causal attention inside documents. They take the rows of a micro-batch joined end to end.
 
-A kernel is a function ``attend(query, key, value, segments, softmax_scale, dropout)`` of query [t, heads, head size]
-and key and value [t, groups, head size] that returns [t, heads, head size]; t is the tokens of the micro-batch.
-``KERNELS`` has one entry for each library, best first, with a function that says why it cannot be used, if so. Each
-honours the boundaries: there is none that ignores them, and none makes a mask of tokens by tokens.
+``attend(query, key, value, boundaries, softmax_scale, dropout)`` takes query [t, heads, head size], key and value
+[t, groups, head size] and returns [t, heads, head size]; t is the positions of the micro-batch. ``KERNELS`` lists the
+kernels, best first, each with a check that says why it cannot be used.
+
+No kernel is ever used that cannot respect document boundaries, and none builds a mask of positions by positions.
+``LIBRARIES`` is the table of what differs between the fused kernels; they share one call.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
+from importlib import import_module
 from inspect import signature
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 try:
@@ -21,9 +26,9 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from ..errors import OptionError
-from .boundaries import Segments
+from .boundaries import Boundaries
 
-Attend = Callable[[Tensor, Tensor, Tensor, Segments, float, float], Tensor]
+Attend = Callable[[Tensor, Tensor, Tensor, Boundaries, float, float], Tensor]
 
 
 class Needs(NamedTuple):
@@ -43,219 +48,203 @@ class Kernel(NamedTuple):
 
 
 def choose_kernel(name: str | None, needs: Needs) -> tuple[str, Attend]:
-    """The kernel called ``name``, or the best one that can be used; with its name.
+    """The kernel called ``name``, or the first in ``KERNELS`` that can be used; with its name.
 
     Raises:
-        OptionError: there is none of that name, or it cannot be used here.
+        OptionError: there is no kernel of that name, or it cannot be used here.
     """
-    if name is not None:
-        if name not in KERNELS:
-            raise OptionError(f"--attention-kernel {name}: there are {', '.join(KERNELS)}")
-        reason = KERNELS[name].unusable(needs)
-        if reason:
-            raise OptionError(f"--attention-kernel {name} cannot be used: {reason}")
+    if name is None:
+        name = next(name for name, kernel in KERNELS.items() if kernel.unusable(needs) is None)
         return name, KERNELS[name].attend
-    name = next(name for name, kernel in KERNELS.items() if kernel.unusable(needs) is None)
+    if name not in KERNELS:
+        raise OptionError(f"--attention-kernel {name}: there are {', '.join(KERNELS)}")
+    reason = KERNELS[name].unusable(needs)
+    if reason:
+        raise OptionError(f"--attention-kernel {name} cannot be used: {reason}")
     return name, KERNELS[name].attend
 
 
 def sdpa_per_document(
-    query: Tensor, key: Tensor, value: Tensor, segments: Segments, softmax_scale: float, dropout: float
+    query: Tensor, key: Tensor, value: Tensor, boundaries: Boundaries, softmax_scale: float, dropout: float
 ) -> Tensor:
-    """torch's ``scaled_dot_product_attention``, called for each document; on any device, and the reference in tests."""
-    found = [
+    """torch's ``scaled_dot_product_attention``, called once per document; on any device, and the reference of tests."""
+
+    def of_chunk(tensor: Tensor, start: int, end: int) -> Tensor:
+        return tensor[start:end].transpose(0, 1).unsqueeze(0)  # [1, heads, chunk, head size]
+
+    outputs = [
         scaled_dot_product_attention(
-            *(tensor[start:end].transpose(0, 1).unsqueeze(0) for tensor in (query, key, value)),
+            of_chunk(query, start, end),
+            of_chunk(key, start, end),
+            of_chunk(value, start, end),
             dropout_p=dropout,
             is_causal=True,
             scale=softmax_scale,
             enable_gqa=query.shape[1] != key.shape[1],
         )
-        for start, end in zip(segments.boundaries, segments.boundaries[1:])
+        for start, end in pairwise(boundaries.offsets)
     ]
-    return torch.cat(found, dim=2).squeeze(0).transpose(0, 1)
+    return torch.cat(outputs, dim=2).squeeze(0).transpose(0, 1)
 
 
-def torch_varlen(
-    query: Tensor, key: Tensor, value: Tensor, segments: Segments, softmax_scale: float, dropout: float
-) -> Tensor:
-    """``torch.nn.attention.varlen``, which comes with torch (2.11 and later)."""
-    return _torch_varlen()(
-        query,
-        key,
-        value,
-        segments.cu_seqlens,
-        segments.cu_seqlens,
-        segments.max_seqlen,
-        segments.max_seqlen,
-        scale=softmax_scale,
-        window_size=(-1, 0),
-    )
+def _unchanged(function: Callable[..., Any]) -> Callable[..., Any]:
+    return function
 
 
-def flash_attention_2(
-    query: Tensor, key: Tensor, value: Tensor, segments: Segments, softmax_scale: float, dropout: float
-) -> Tensor:
-    """flash-attn 2.x."""
-    return _flash_attention_2()(
-        query,
-        key,
-        value,
-        segments.cu_seqlens,
-        segments.cu_seqlens,
-        segments.max_seqlen,
-        segments.max_seqlen,
-        dropout_p=dropout,
-        softmax_scale=softmax_scale,
-        causal=True,
-    )
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Library:
+    """What is particular about one library's attention. Its function gets query, key, value, ``cu_seqlens`` and
+    ``max_seqlen`` of queries and keys, and as keywords the scale, the dropout and what makes attention causal.
+    """
 
+    module: str
+    function: str
+    """The module to import and the function's name in it."""
+    boundary_names: tuple[str, str, str, str] | None = None
+    """Keywords of the four arguments after ``value``; None to pass them by position."""
+    scale_name: str = "softmax_scale"
+    dropout_name: str | None = None
+    """None: the kernel has no attention dropout."""
+    causal: Mapping[str, Any] = field(default_factory=lambda: {"causal": True})
+    """Keywords that make attention causal."""
+    capabilities: range
+    """Major CUDA compute capabilities that it supports."""
+    adapt: Callable[[Any], Callable[..., Any]] = _unchanged
+    """Turns what was imported into the function to call; raises ImportError if this release cannot be used."""
 
-def flash_attention_3(
-    query: Tensor, key: Tensor, value: Tensor, segments: Segments, softmax_scale: float, dropout: float
-) -> Tensor:
-    """flash-attn 3, built from its hopper folder."""
-    found = _flash_attention_3()(
-        query,
-        key,
-        value,
-        segments.cu_seqlens,
-        segments.cu_seqlens,
-        segments.max_seqlen,
-        segments.max_seqlen,
-        softmax_scale=softmax_scale,
-        causal=True,
-    )
-    return found[0] if isinstance(found, tuple) else found  # its first releases returned the log-sum-exp as well
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, boundaries: Boundaries, softmax_scale: float, dropout: float
+    ) -> Tensor:
+        """Run the kernel; arguments and result as in the module's docstring."""
+        arguments: list[Any] = [query, key, value]
+        keywords: dict[str, Any] = {self.scale_name: softmax_scale, **self.causal}
+        if self.dropout_name is not None:
+            keywords[self.dropout_name] = dropout
+        of_boundaries = [boundaries.cu_seqlens, boundaries.cu_seqlens, boundaries.max_seqlen, boundaries.max_seqlen]
+        if self.boundary_names is None:
+            arguments += of_boundaries
+        else:
+            keywords.update(zip(self.boundary_names, of_boundaries, strict=True))
+        output = load(self)(*arguments, **keywords)
+        return output[0] if isinstance(output, tuple) else output  # some releases also return the log-sum-exp
 
-
-def flash_attention_4(
-    query: Tensor, key: Tensor, value: Tensor, segments: Segments, softmax_scale: float, dropout: float
-) -> Tensor:
-    """flash-attn 4 (CuTe)."""
-    found = _flash_attention_4()(
-        query,
-        key,
-        value,
-        cu_seqlens_q=segments.cu_seqlens,
-        cu_seqlens_k=segments.cu_seqlens,
-        max_seqlen_q=segments.max_seqlen,
-        max_seqlen_k=segments.max_seqlen,
-        softmax_scale=softmax_scale,
-        causal=True,
-    )
-    return found[0] if isinstance(found, tuple) else found
-
-
-def transformer_engine_thd(
-    query: Tensor, key: Tensor, value: Tensor, segments: Segments, softmax_scale: float, dropout: float
-) -> Tensor:
-    """Transformer Engine's attention on joined rows, ``qkv_format="thd"``."""
-    tokens, heads, head_size = query.shape
-    attention = _transformer_engine_attention(heads, key.shape[1], head_size, softmax_scale, dropout)
-    found = attention(
-        query,
-        key,
-        value,
-        cu_seqlens_q=segments.cu_seqlens,
-        cu_seqlens_kv=segments.cu_seqlens,
-        max_seqlen_q=segments.max_seqlen,
-        max_seqlen_kv=segments.max_seqlen,
-    )
-    return found.view(tokens, heads, head_size)
+    def unusable(self, needs: Needs) -> str | None:
+        """Why the kernel cannot be used here; None if it can."""
+        if not torch.cuda.is_available():
+            return "there is no GPU"
+        if torch.cuda.get_device_capability()[0] not in self.capabilities:
+            return f"it is not made for {torch.cuda.get_device_name()}"
+        if needs.dtype not in (torch.float16, torch.bfloat16):
+            return f"it computes in bf16 or fp16, the model in {str(needs.dtype).removeprefix('torch.')}"
+        if needs.head_size % 8 or needs.head_size > 256:
+            return f"it takes head sizes that are multiples of 8 up to 256, not {needs.head_size}"
+        if needs.dropout and self.dropout_name is None:
+            return "it has no attention dropout"
+        try:
+            load(self)
+        except (ImportError, OSError) as error:
+            return f"it cannot be imported: {error}"
+        return None
 
 
 @lru_cache
-def _torch_varlen() -> Callable[..., Any]:
-    from torch.nn.attention.varlen import varlen_attn
+def load(library: Library) -> Callable[..., Any]:
+    """A library's function, imported once.
 
+    Raises:
+        ImportError: the library is not installed, or this release of it cannot be used.
+        OSError: its compiled part cannot be loaded.
+    """
+    module = import_module(library.module)
+    if not hasattr(module, library.function):
+        raise ImportError(f"{library.module} has no {library.function}")
+    return library.adapt(getattr(module, library.function))
+
+
+def _final_flash_attention_4(flash_attn_varlen_func: Callable[..., Any]) -> Callable[..., Any]:
+    if "max_seqlen_q" not in signature(flash_attn_varlen_func).parameters:
+        raise ImportError("flash-attn 2 brings an early one without a backward pass; install flash-attn-4")
+    return flash_attn_varlen_func
+
+
+def _windowed_torch_varlen(varlen_attn: Callable[..., Any]) -> Callable[..., Any]:
     parameters = signature(varlen_attn).parameters
     if "window_size" not in parameters:
         raise ImportError("torch is older than 2.11")
     return partial(varlen_attn, enable_gqa=True) if "enable_gqa" in parameters else varlen_attn  # 2.11 needs no flag
 
 
-@lru_cache
-def _flash_attention_2() -> Callable[..., Any]:
-    from flash_attn import flash_attn_varlen_func
+def _transformer_engine_function(attention_class: type) -> Callable[..., Any]:
+    """Transformer Engine has a module without parameters, whose options are fixed when it is made. One is kept for each
+    shape, scale and dropout."""
 
-    return flash_attn_varlen_func
+    @lru_cache
+    def module(heads: int, groups: int, head_size: int, softmax_scale: float, dropout: float) -> Callable[..., Any]:
+        return attention_class(
+            heads,
+            head_size,
+            num_gqa_groups=groups,
+            attention_dropout=dropout,
+            qkv_format="thd",
+            attn_mask_type="padding_causal",
+            softmax_scale=softmax_scale,
+        )
 
+    def attend(
+        query: Tensor, key: Tensor, value: Tensor, *, softmax_scale: float, dropout: float, **boundaries: Any
+    ) -> Tensor:
+        _, heads, head_size = query.shape
+        output = module(heads, key.shape[1], head_size, softmax_scale, dropout)(query, key, value, **boundaries)
+        return output.view(query.shape)  # from [t, heads * head size]
 
-@lru_cache
-def _flash_attention_3() -> Callable[..., Any]:
-    from flash_attn_interface import flash_attn_varlen_func
-
-    return flash_attn_varlen_func
-
-
-@lru_cache
-def _flash_attention_4() -> Callable[..., Any]:
-    from flash_attn.cute import flash_attn_varlen_func
-
-    if "max_seqlen_q" not in signature(flash_attn_varlen_func).parameters:
-        raise ImportError("flash-attn 2 brings an early one without a backward pass; install flash-attn-4")
-    return flash_attn_varlen_func
-
-
-@lru_cache
-def _transformer_engine() -> Any:
-    from transformer_engine import pytorch
-
-    return pytorch
+    return attend
 
 
-@lru_cache
-def _transformer_engine_attention(
-    heads: int, groups: int, head_size: int, softmax_scale: float, dropout: float
-) -> torch.nn.Module:
-    """A module without parameters; one for each shape."""
-    return _transformer_engine().DotProductAttention(
-        heads,
-        head_size,
-        num_gqa_groups=groups,
-        attention_dropout=dropout,
-        qkv_format="thd",
-        attn_mask_type="padding_causal",
-        softmax_scale=softmax_scale,
-    )
-
-
-def _fused(load: Callable[[], Any], capabilities: range, has_dropout: bool) -> Callable[[Needs], str | None]:
-    """``Kernel.unusable`` of a fused kernel.
-
-    Args:
-        load: imports it.
-        capabilities: major CUDA compute capabilities it is made for.
-        has_dropout: it can drop attention weights.
-    """
-
-    def unusable(needs: Needs) -> str | None:
-        if not torch.cuda.is_available():
-            return "there is no GPU"
-        if torch.cuda.get_device_capability()[0] not in capabilities:
-            return f"it is not made for {torch.cuda.get_device_name()}"
-        if needs.dtype not in (torch.float16, torch.bfloat16):
-            return f"it computes in bf16 or fp16, the model in {str(needs.dtype).removeprefix('torch.')}"
-        if needs.head_size % 8 or needs.head_size > 256:
-            return f"it takes head sizes that are multiples of 8 up to 256, not {needs.head_size}"
-        if needs.dropout and not has_dropout:
-            return "it has no attention dropout"
-        try:
-            load()
-        except (ImportError, OSError) as error:
-            return f"it cannot be imported: {error}"
-        return None
-
-    return unusable
-
+LIBRARIES = {
+    # flash-attn 3, built from flash-attn's hopper folder
+    "flash-attn-3": Library(
+        module="flash_attn_interface",
+        function="flash_attn_varlen_func",
+        capabilities=range(9, 10),
+    ),
+    # flash-attn 4 (CuTe)
+    "flash-attn-4": Library(
+        module="flash_attn.cute",
+        function="flash_attn_varlen_func",
+        boundary_names=("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"),
+        capabilities=range(9, 11),
+        adapt=_final_flash_attention_4,
+    ),
+    # flash-attn 2
+    "flash-attn": Library(
+        module="flash_attn",
+        function="flash_attn_varlen_func",
+        dropout_name="dropout_p",
+        capabilities=range(8, 13),
+    ),
+    # comes with torch 2.11 and later
+    "torch-varlen": Library(
+        module="torch.nn.attention.varlen",
+        function="varlen_attn",
+        scale_name="scale",
+        causal={"window_size": (-1, 0)},
+        capabilities=range(8, 13),
+        adapt=_windowed_torch_varlen,
+    ),
+    "transformer-engine": Library(
+        module="transformer_engine.pytorch",
+        function="DotProductAttention",
+        boundary_names=("cu_seqlens_q", "cu_seqlens_kv", "max_seqlen_q", "max_seqlen_kv"),
+        dropout_name="dropout",
+        causal={},  # the module is made causal
+        capabilities=range(8, 13),
+        adapt=_transformer_engine_function,
+    ),
+}
+"""What differs between the libraries with fused kernels, best first."""
 
 KERNELS: dict[str, Kernel] = {
-    "flash-attn-3": Kernel(flash_attention_3, _fused(_flash_attention_3, range(9, 10), False)),
-    "flash-attn-4": Kernel(flash_attention_4, _fused(_flash_attention_4, range(9, 11), False)),
-    "flash-attn": Kernel(flash_attention_2, _fused(_flash_attention_2, range(8, 13), True)),
-    "torch-varlen": Kernel(torch_varlen, _fused(_torch_varlen, range(8, 13), False)),
-    "transformer-engine": Kernel(transformer_engine_thd, _fused(_transformer_engine, range(8, 13), True)),
+    **{name: Kernel(library.attend, library.unusable) for name, library in LIBRARIES.items()},
     "sdpa": Kernel(sdpa_per_document, lambda needs: None),
 }
 """By the name that ``--attention-kernel`` takes, best first."""

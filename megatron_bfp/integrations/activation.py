@@ -1,8 +1,8 @@
-"""Whether ``--data-impl bfp`` is on the command line, and what happens then. Without it nothing is changed.
+"""Turning ``--data-impl bfp`` on for a training script. Without it on the command line, nothing is changed.
 
-The hooks wait for modules of Megatron-LM and of Megatron-DeepSpeed; a process imports those of one of them. The three
-ways in, ``python -m megatron_bfp script.py``, ``megatron_bfp.install()`` in a script, and the start-up file for
-unedited scripts, all end in ``install``.
+There are three ways in: ``python -m megatron_bfp script.py``, ``megatron_bfp.install()`` in a script, and the start-up
+file for unedited scripts. All call ``install``, which sets hooks on modules of Megatron-LM and of Megatron-DeepSpeed; a
+process imports those of one of them. Importing this module needs numpy alone.
 """
 
 import os
@@ -12,24 +12,24 @@ from collections.abc import Sequence
 from types import ModuleType
 
 from ..errors import OptionError, UnsupportedMegatronError
-from . import megatron_lm
 from .data_impl import OPTION, data_impls
 from .hooks import AfterImport, Hook, wait_for
-from .megatron_deepspeed import options as megatron_deepspeed
+from .megatron_deepspeed import changes as megatron_deepspeed
+from .megatron_lm import changes as megatron_lm
 from .refusals import print_refusals_in_one_line, rank
 
 MODULES_OF_OPTIONS = ("megatron.training.arguments", "megatron.arguments")
-"""Imported before options are parsed: in Megatron-LM, in Megatron-DeepSpeed."""
+"""Modules that parse options, of Megatron-LM and of Megatron-DeepSpeed."""
 
 
 def install() -> None:
-    """Prepare this process for ``--data-impl bfp``, if that is on its command line; a second call does nothing.
+    """Prepare this process for ``--data-impl bfp`` if it is on its command line; a second call does nothing.
 
-    Call it before anything of Megatron is imported. From then on an error of this package that ends the process is
-    printed as one line, on one rank where all ranks meet it.
+    Call it before anything of Megatron is imported. From then on, an error of this package that ends the process is
+    printed as one line; if all ranks meet it, only one of them prints it.
 
     Raises:
-        UnsupportedMegatronError: a module that it has to change was imported already.
+        UnsupportedMegatronError: a module that must be changed was already imported.
     """
     values = data_impls(getattr(sys, "argv", ()))
     hooks = _hooks_for(values)
@@ -46,7 +46,11 @@ def install() -> None:
 
 
 def _hooks_for(values: list[str]) -> dict[str, Hook]:
-    """Module name -> what to do with it."""
+    """The hook of each module to change.
+
+    Args:
+        values: of ``--data-impl`` on the command line.
+    """
     if "bfp" in values and len(set(values)) > 1:
         return dict.fromkeys(MODULES_OF_OPTIONS, _refuse_several(list(dict.fromkeys(values))))
     if "bfp" in values:
@@ -57,8 +61,8 @@ def _hooks_for(values: list[str]) -> dict[str, Hook]:
 
 
 def _refuse_several(values: list[str]) -> Hook:
-    """A hook that stops a Megatron before it parses its options. Not done in ``install``: other programs may mean
-    something else by these words, and the start-up file calls it for all of them."""
+    """A hook that stops Megatron before it parses its options. ``install`` must not do it: the start-up file calls it
+    for every program, and in another program these words may mean something else."""
 
     def refuse(_: ModuleType) -> None:
         given = " and ".join(f"{OPTION} {value}" for value in values)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 OPTION = "--data-impl"
 
 SHORTEST = "--data-i"
-"""The shortest abbreviation that means this option alone, for parsers that take abbreviations."""
+"""The shortest unambiguous abbreviation, for parsers that accept abbreviations."""
 
 
 def _is_option(argument: str) -> bool:
@@ -14,7 +14,7 @@ def _is_option(argument: str) -> bool:
 
 
 def data_impls(arguments: Sequence[str]) -> list[str]:
-    """All values of ``--data-impl``, in order, also under its abbreviations."""
+    """All values of ``--data-impl`` and its abbreviations, in order."""
     values = []
     for position, argument in enumerate(arguments):
         if not _is_option(argument):
@@ -28,7 +28,7 @@ def data_impls(arguments: Sequence[str]) -> list[str]:
 
 
 def data_impl(arguments: Sequence[str]) -> str | None:
-    """The value that argparse takes, the last one; None without any."""
+    """The value that argparse would use, which is the last one; None if there is none."""
     return next(reversed(data_impls(arguments)), None)
 
 

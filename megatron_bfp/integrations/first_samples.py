@@ -1,7 +1,7 @@
 """Reading the samples of a run's first batches before its first step.
 
-What is wrong with a sample would otherwise be told by a worker of one rank, after all the others had begun to wait for
-it, in the middle of a traceback.
+Otherwise a damaged sample would be reported by a worker of one rank, in the middle of a traceback, after all other
+ranks had begun to wait for it.
 """
 
 from typing import Any
@@ -10,15 +10,24 @@ FIRST_SAMPLES = 64
 
 
 def read_first_samples(dataset: Any, first: int = 0) -> None:
-    """Read the samples from ``first`` on, 64 of them or as many as there are. Every rank reads the same.
+    """Read 64 samples from ``first`` on, or as many as there are. Every rank reads the same ones.
 
     Args:
         dataset: a split, or None.
 
     Raises:
-        BFPError: one cannot be read, or has an id outside the model's vocabulary.
+        BFPError: a sample cannot be read, or has an id outside the model's vocabulary.
     """
     if dataset is None:
         return
     for sample in range(first, min(first + FIRST_SAMPLES, len(dataset))):
         dataset[sample]
+
+
+def consumed_samples(args: Any) -> tuple[int, int, int]:
+    """The first sample that the train, valid and test splits will be asked for; above 0 in a resumed run.
+
+    Args:
+        args: the options of Megatron-LM or Megatron-DeepSpeed.
+    """
+    return getattr(args, "consumed_train_samples", 0), getattr(args, "consumed_valid_samples", 0), 0

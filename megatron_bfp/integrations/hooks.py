@@ -1,11 +1,12 @@
 """Changing a module right after it was executed, before any other module binds its names.
 
 Scripts bind functions by ``from module import name``, so replacing them later has no effect. A finder at the head of
-``sys.meta_path`` waits for the modules it was told of and leaves everything else to the finders behind it. It stays
-there: a probe with ``importlib.util.find_spec``, an import that fails and a reload are each followed by an import that
-must be changed too.
+``sys.meta_path`` waits for the modules it was told of and leaves all others to the finders behind it. It stays there,
+because a module may be imported again after a probe with ``importlib.util.find_spec``, a failed import or a reload, and
+must be changed again.
 """
 
+import functools
 import importlib.util
 import inspect
 import sys
@@ -19,11 +20,11 @@ from ..errors import UnsupportedMegatronError
 Hook = Callable[[ModuleType], None]
 
 _MARK = "__changed_by_megatron_bfp__"
-"""Set in a module after its hook, and on the ``exec_module`` of a loader that will call one."""
+"""Set in a module after its hook has run, and on the ``exec_module`` of a loader that will call a hook."""
 
 
 class AfterImport:
-    """A finder that calls a hook with each module it is told of, each time after the module is executed.
+    """A finder that calls a hook with a module each time after the module was executed.
 
     Args:
         hooks: module name -> hook.
@@ -33,7 +34,7 @@ class AfterImport:
         self.hooks = dict(hooks)
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """The spec that the other finders have for a module with a hook; None for all other modules."""
+        """The other finders' spec of a module with a hook; None for all other modules."""
         hook = self.hooks.get(name)
         if hook is None:
             return None
@@ -48,15 +49,15 @@ class AfterImport:
 
 
 def _call_after_execution(loader: Any, name: str, hook: Hook) -> None:
-    """Let a loader call ``hook`` after it executed the module ``name``, and no other module it may load."""
+    """Let a loader call ``hook`` after it executed the module ``name``, but after no other module that it loads."""
     execute = loader.exec_module
     if name in getattr(execute, _MARK, ()):
-        return  # it is shared, and was asked for this module before
+        return  # several specs share the loader, and it was prepared for this module before
 
     def execute_and_change(module: ModuleType) -> None:
         is_ours = module.__name__ == name
         if is_ours:
-            module.__dict__.pop(_MARK, None)  # left by the execution before a reload
+            module.__dict__.pop(_MARK, None)  # left by the execution before this reload
         execute(module)
         if is_ours:
             hook(module)
@@ -77,7 +78,10 @@ def wait_for(hooks: dict[str, Hook]) -> None:
 
 
 def check_hooks(names: Iterable[str]) -> None:
-    """Make sure that modules that are waited for were changed, or will be when they are imported.
+    """Make sure that the modules that ``wait_for`` was told of were changed, or will be when they are imported.
+
+    Args:
+        names: of modules; those that ``wait_for`` was not told of are ignored.
 
     Raises:
         UnsupportedMegatronError: one was, or would be, executed without its hook.
@@ -85,13 +89,14 @@ def check_hooks(names: Iterable[str]) -> None:
     for name in names:
         if name in _waited_for and not _is_changed(name):
             raise UnsupportedMegatronError(
-                f"{name} is imported without the changes that --data-impl bfp needs, past megatron_bfp's import hook; "
-                "call megatron_bfp.install() in the first line of the script, or run it by python -m megatron_bfp"
+                f"{name} is imported without the changes that --data-impl bfp needs: something bypasses megatron_bfp's "
+                "import hook; call megatron_bfp.install() in the first line of the script, or run it with "
+                "python -m megatron_bfp"
             )
 
 
 def _is_changed(name: str) -> bool:
-    """Whether a module was changed; if it was not imported, whether it would be, or is not there at all."""
+    """Whether a module was changed. If it is not imported yet: whether it would be changed, or does not exist."""
     if name in sys.modules:
         return hasattr(sys.modules[name], _MARK)
     try:
@@ -101,14 +106,20 @@ def _is_changed(name: str) -> bool:
     return spec is None or name in getattr(getattr(spec.loader, "exec_module", None), _MARK, ())
 
 
+ADVICE = (
+    "this version is not supported, and training would continue with wrong samples or masks. Supported versions are in "
+    "the README"
+)
+
+
 def replace(owner: Any, name: str, parameters: str, make: Callable[[Callable], Callable]) -> None:
-    """Put ``make(original)`` in the place of a function whose parameters are those we know.
+    """Replace a function by ``make(original)``, if its parameters are those we know.
 
     Args:
         owner: a module or a class.
         name: the function's name in it.
         parameters: names of its parameters, as ``"self, args, keywords"``; their defaults and kinds are not compared.
-        make: gets the function that was there and returns the one that takes its place.
+        make: gets the original function and returns its replacement.
 
     Raises:
         UnsupportedMegatronError: there is no such function, or it takes other parameters.
@@ -117,12 +128,30 @@ def replace(owner: Any, name: str, parameters: str, make: Callable[[Callable], C
     original = inspect.getattr_static(owner, name, None)
     function = getattr(original, "__func__", original)
     if not callable(function):
-        raise UnsupportedMegatronError(f"this Megatron has no {where}; {_advice()}")
+        raise UnsupportedMegatronError(f"this Megatron has no {where}; {ADVICE}")
     names = ", ".join(inspect.signature(function).parameters)
     if names != parameters:
-        raise UnsupportedMegatronError(f"this Megatron has {where}({names}), expected ({parameters}); {_advice()}")
+        raise UnsupportedMegatronError(f"this Megatron has {where}({names}), expected ({parameters}); {ADVICE}")
     setattr(owner, name, make(getattr(owner, name)))
 
 
-def _advice() -> str:
-    return "training would go on with wrong samples or masks. See the README's table of versions, or use one of them"
+def prepare_first_call(function: Callable, prepare: Callable[[dict[str, Any]], None]) -> Callable:
+    """A function that calls ``prepare`` before its first call and is otherwise unchanged.
+
+    Args:
+        prepare: gets the arguments of the first call by name, and may change them.
+    """
+    signature = inspect.signature(function)
+    is_first = True
+
+    @functools.wraps(function)
+    def prepared(*arguments: Any, **keywords: Any) -> Any:
+        nonlocal is_first
+        if not is_first:
+            return function(*arguments, **keywords)
+        is_first = False
+        call = signature.bind(*arguments, **keywords)
+        prepare(call.arguments)
+        return function(*call.args, **call.kwargs)
+
+    return prepared

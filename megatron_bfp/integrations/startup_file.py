@@ -1,7 +1,7 @@
 """The start-up file that brings ``--data-impl bfp`` into unedited scripts.
 
 Python executes the lines of every .pth file in its site-packages when it starts. Ours looks at the command line and
-does nothing at all unless ``--data-impl`` is on it; it stays silent when this package is gone.
+does nothing unless ``--data-impl`` is on it. If this package has been uninstalled, it stays silent.
 """
 
 import os
@@ -18,11 +18,11 @@ LINE = (
     "__import__('importlib.util').util.find_spec('megatron_bfp') and "
     "__import__('megatron_bfp.integrations.activation').integrations.activation.install()\n"
 )
-"""One line, as Python wants it; it starts with ``import``, which makes Python execute it."""
+"""One line that starts with ``import``: Python executes such lines of a .pth file."""
 
 
 def enable() -> str:
-    """Write the file into this Python's site-packages, or the user's where that cannot be written; returns its path.
+    """Write the file into this Python's site-packages, or the user's if that is read-only; returns its path.
 
     Raises:
         OptionError: neither can be written.

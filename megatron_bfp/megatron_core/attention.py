@@ -3,15 +3,15 @@
     spec = with_document_attention(get_gpt_layer_local_spec(normalization="RMSNorm"))
     model(tokens, position_ids, None, packed_seq_params=document_boundaries(cu_seqlens))
 
-Where the model also predicts later tokens (``mtp_num_layers``), labels are shifted inside documents.
+If the model also predicts later tokens (``mtp_num_layers``), labels are shifted inside documents.
 
 The boundaries travel as a forward argument, megatron-core's ``PackedSeqParams``, because recomputation and pipelines
-run forward again later; nothing is kept in a module. In the form used here, ``qkv_format="sbhd"`` with a row of
-cu_seqlens for each sample, megatron-core keeps the batch dimension and rotates by the positions 0 .. L - 1 of the whole
-row, which is what training on packed sequences wants: RoPE is relative, so a document is the same at any offset.
+run forward again later; nothing is kept in a module. They have the form ``qkv_format="sbhd"`` with a row of cu_seqlens
+for each sample. In this form megatron-core keeps the batch dimension and rotates by the positions 0 .. L - 1 of the
+whole row. That is right for packed sequences: RoPE is relative, so a document is the same at any offset.
 
-The kernel is chosen once, when the module is made: the best of ``attention_kernels.KERNELS`` that can be used, or the
-one that is asked for.
+The kernel is chosen once, when the module is made: the one that was asked for, or the first of
+``attention.kernels.KERNELS`` that can be used.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ import functools
 import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -40,7 +40,7 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
-from ..attention.boundaries import Segments, join_rows, joined_segments
+from ..attention.boundaries import Boundaries
 from ..attention.kernels import Needs, choose_kernel
 from ..errors import OptionError
 
@@ -49,20 +49,20 @@ from ..errors import OptionError
 class DocumentBoundaries(PackedSeqParams):
     """megatron-core's ``PackedSeqParams`` of a micro-batch whose rows are packed sequences."""
 
-    segments: Segments | None = None
-    """The documents of all rows, joined."""
+    joined: Boundaries = field(kw_only=True)
+    """The same boundaries as kernels take them: of all rows, joined."""
 
     @cached_property
     def last_positions(self) -> Tensor:
         """int64 [b, L]: the last position of each document of a row, in any order, some of them repeated."""
-        return self.cu_seqlens_q[:, 1:].to(self.segments.cu_seqlens.device, torch.int64) - 1
+        return self.cu_seqlens_q[:, 1:].to(self.joined.cu_seqlens.device, torch.int64) - 1
 
 
 def shift_inside_documents(tensor: Tensor, boundaries: DocumentBoundaries) -> Tensor:
-    """What each position's next one holds; 0 at the last position of a document.
+    """The value at each position's successor; 0 at the last position of a document.
 
     Args:
-        tensor: [b, L], or [1, L] where all rows are alike.
+        tensor: [b, L], or [1, L] if all rows are alike.
 
     Returns:
         [b, L].
@@ -72,7 +72,7 @@ def shift_inside_documents(tensor: Tensor, boundaries: DocumentBoundaries) -> Te
 
 
 def _shift_by_boundaries(roll_packed: Callable) -> Callable:
-    """megatron-core's ``_roll_tensor_packed_seq``, which takes boundaries of one row for those of all."""
+    """megatron-core's ``_roll_tensor_packed_seq``, which would take the boundaries of one row for those of all."""
 
     def roll(
         tensor: Tensor, shifts: int, dims: int, packed_seq_params: PackedSeqParams, *others: Any, **keywords: Any
@@ -80,7 +80,7 @@ def _shift_by_boundaries(roll_packed: Callable) -> Callable:
         if not isinstance(packed_seq_params, DocumentBoundaries):
             return roll_packed(tensor, shifts, dims, packed_seq_params, *others, **keywords)
         if shifts != -1 or dims not in (-1, tensor.dim() - 1):
-            raise OptionError("inside documents, labels are shifted by one position of the last dimension")
+            raise OptionError("inside documents, labels are only shifted by one position of the last dimension")
         shifted = shift_inside_documents(tensor, packed_seq_params)
         return shifted, shifted.sum() if keywords.get("return_sum", True) else None
 
@@ -88,7 +88,7 @@ def _shift_by_boundaries(roll_packed: Callable) -> Callable:
 
 
 CAN_PREDICT_LATER_TOKENS = hasattr(multi_token_prediction, "_roll_tensor_packed_seq")
-"""Whether this megatron-core shifts labels by a function that can be told of documents; from 0.16 on."""
+"""Whether this megatron-core, 0.16 or later, shifts labels by a function that can respect documents."""
 
 if CAN_PREDICT_LATER_TOKENS:
     # roll_tensor looks this helper up each time, so it reaches every model that predicts later tokens
@@ -105,7 +105,7 @@ def document_boundaries(cu_seqlens: Tensor, device: torch.device | str | None = 
         device: where the model is; None for where ``cu_seqlens`` is.
 
     Raises:
-        OptionError: a row does not rise from 0 to L.
+        InvalidBoundaries: a row does not rise from 0 to L.
     """
     seq_length = cu_seqlens.shape[1] - 1
     # megatron-core makes its table of rotary positions max_seqlen long, and a row uses positions up to L - 1
@@ -115,7 +115,7 @@ def document_boundaries(cu_seqlens: Tensor, device: torch.device | str | None = 
         cu_seqlens_kv=cu_seqlens,
         max_seqlen_q=seq_length,
         max_seqlen_kv=seq_length,
-        segments=join_rows(cu_seqlens, device),
+        joined=Boundaries.of_rows(cu_seqlens, device),
     )
 
 
@@ -123,17 +123,17 @@ def with_document_attention(layer_spec: Any, kernel: str | None = None) -> Any:
     """A copy of a spec whose self attention is ``DocumentAttention``, in every layer that it describes.
 
     Args:
-        layer_spec: of a GPT layer, or of a block of layers, or of a stack of several kinds of layers.
-        kernel: a name in ``attention_kernels.KERNELS``; None for the best that can be used.
+        layer_spec: of a GPT layer, of a block of layers, or of a stack of several kinds of layers.
+        kernel: a name in ``attention.kernels.KERNELS``; None for the first that can be used.
 
     Raises:
-        OptionError: a layer mixes positions otherwise than by dot-product attention, as gated delta nets and state
-            space layers do, and would not get the boundaries; or there is no attention at all.
+        OptionError: a layer mixes positions by something other than dot-product attention, as gated delta nets and
+            state space layers do, and would not get the boundaries; or there is no attention at all.
     """
     spec = copy.deepcopy(layer_spec)
     attention = ModuleSpec(module=DocumentAttention, params={"kernel": kernel})
     if not _replace_core_attention(spec, attention):
-        raise OptionError("the layer spec has no self attention; attention inside documents has nothing to replace")
+        raise OptionError("the layer spec has no self attention that attention inside documents could replace")
     return spec
 
 
@@ -141,11 +141,11 @@ MIXERS = ("self_attention", "cross_attention", "mixer")
 """Fields of a layer's submodules that mix positions."""
 
 DOT_PRODUCT_ATTENTION = ("DotProductAttention", "TEDotProductAttention", "DocumentAttention", "NoneType")
-"""What ``DocumentAttention`` can take the place of. Sparse and other variants are another model."""
+"""What ``DocumentAttention`` can replace. Sparse and other variants are a different model."""
 
 
 def _replace_core_attention(spec: Any, attention: ModuleSpec) -> int:
-    """Put ``attention`` in place wherever a spec has a ``core_attention``; returns how often.
+    """Replace every ``core_attention`` of a spec by ``attention``; returns how many there were.
 
     Raises:
         OptionError: as ``with_document_attention``.
@@ -162,7 +162,7 @@ def _replace_core_attention(spec: Any, attention: ModuleSpec) -> int:
         if name == "core_attention":
             if _name_of(part) not in DOT_PRODUCT_ATTENTION:
                 raise OptionError(
-                    f"{_name_of(part)} cannot be replaced by attention inside documents: it is another model"
+                    f"{_name_of(part)} cannot be replaced by attention inside documents: it is a different model"
                 )
             submodules.core_attention = attention
             count += 1
@@ -171,7 +171,7 @@ def _replace_core_attention(spec: Any, attention: ModuleSpec) -> int:
             if not replaced and not re.search("Identity|Linear", _name_of(part)):
                 raise OptionError(
                     f"the layer spec's {name} is {_name_of(part)}, which has no core attention to replace; it would "
-                    "carry what it knows of one document into the next"
+                    "mix one document with the next"
                 )
             count += replaced
         else:
@@ -180,7 +180,7 @@ def _replace_core_attention(spec: Any, attention: ModuleSpec) -> int:
 
 
 def _submodules_of(spec: Any) -> Any:
-    """The dataclass of parts in a spec: that of a ModuleSpec or of a builder, or the spec itself; None without one."""
+    """The dataclass of parts in a spec: that of a ModuleSpec or of a builder, or the spec itself; None if none."""
     if isinstance(spec, functools.partial):
         return spec.keywords.get("submodules")
     if isinstance(spec, ModuleSpec):
@@ -204,15 +204,15 @@ class DocumentAttention(MegatronModule):
     Args:
         config, layer_number, attn_mask_type, attention_type, attention_dropout, softmax_scale, cp_comm_type,
             pg_collection: as DotProductAttention's.
-        kernel: a name in ``attention_kernels.KERNELS``; None for the best that can be used.
-        k_channels, v_channels: head sizes of keys and values in multi-latent attention; None for the model's. Where
-            they differ, the kernel is ``sdpa``.
+        kernel: a name in ``attention.kernels.KERNELS``; None for the first that can be used.
+        k_channels, v_channels: head sizes of keys and values in multi-latent attention; None for the model's. If they
+            differ, the kernel is ``sdpa``.
 
     Attributes:
         kernel_name: the kernel that was chosen.
 
     Raises:
-        OptionError: the configuration asks for something that would be ignored.
+        OptionError: the configuration asks for something that this attention would ignore.
     """
 
     def __init__(
@@ -245,7 +245,7 @@ class DocumentAttention(MegatronModule):
                 raise OptionError(f"{what} cannot be used with attention inside documents")
         head_size = k_channels or config.kv_channels
         if kernel is None and (v_channels or head_size) != head_size:
-            kernel = "sdpa"  # the others want one head size
+            kernel = "sdpa"  # the others need one head size
         self.softmax_scale = head_size**-0.5 if softmax_scale is None else softmax_scale
         # apply_query_key_layer_scaling needs nothing: it divides scores in fp16 and multiplies them back in fp32
         self.dropout = config.attention_dropout if attention_dropout is None else attention_dropout
@@ -274,14 +274,14 @@ class DocumentAttention(MegatronModule):
             [s, b, heads * head size], or [t, heads * head size].
 
         Raises:
-            OptionError: there are no boundaries, or not in this form.
+            OptionError: there are no boundaries, or not in one of these forms.
         """
         if attention_mask is not None or attention_bias is not None:
             raise OptionError("attention inside documents takes no attention_mask or attention_bias; pass None")
         dropout = self.dropout if self.training else 0.0
         if packed_seq_params is not None and packed_seq_params.qkv_format == "thd":
-            segments = _segments_of_joined(packed_seq_params, len(query))
-            return self._attend(query, key, value, segments, dropout).flatten(1)
+            boundaries = _of_joined_rows(packed_seq_params, len(query))
+            return self._attend(query, key, value, boundaries, dropout).flatten(1)
         if not isinstance(packed_seq_params, DocumentBoundaries):
             raise OptionError(
                 "attention inside documents needs their boundaries: pass "
@@ -291,25 +291,25 @@ class DocumentAttention(MegatronModule):
         if packed_seq_params.cu_seqlens_q.shape != (batch, seq_length + 1):
             shape = list(packed_seq_params.cu_seqlens_q.shape)
             raise OptionError(f"cu_seqlens has shape {shape}, expected {[batch, seq_length + 1]}")
-        joined = (tensor.transpose(0, 1).flatten(0, 1) for tensor in (query, key, value))
-        attended = self._attend(*joined, packed_seq_params.segments, dropout)
+        query, key, value = (tensor.transpose(0, 1).flatten(0, 1) for tensor in (query, key, value))
+        attended = self._attend(query, key, value, packed_seq_params.joined, dropout)
         return attended.reshape(batch, seq_length, -1).transpose(0, 1).contiguous()
 
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor, segments: Segments, dropout: float) -> Tensor:
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, boundaries: Boundaries, dropout: float) -> Tensor:
         """Run the kernel on joined rows."""
         with self._random_numbers(dropout):
-            return self.attend(query, key, value, segments, self.softmax_scale, dropout)
+            return self.attend(query, key, value, boundaries, self.softmax_scale, dropout)
 
     def _random_numbers(self, dropout: float) -> AbstractContextManager:
-        """As DotProductAttention: tensor-parallel ranks have different heads, and drop different weights. With sequence
-        parallelism the whole layer has random numbers of its own rank already."""
+        """As in DotProductAttention: tensor-parallel ranks have different heads, and drop different weights. With
+        sequence parallelism the whole layer already uses random numbers of its own rank."""
         if dropout and not self.config.sequence_parallel:
             return tensor_parallel.get_cuda_rng_tracker().fork()
         return contextlib.nullcontext()
 
 
-def _segments_of_joined(packed_seq_params: PackedSeqParams, num_positions: int) -> Segments:
-    """The segments of Megatron-LM's boundaries, worked out in the first layer and kept with them for the others."""
-    if getattr(packed_seq_params, "segments", None) is None:
-        packed_seq_params.segments = joined_segments(packed_seq_params.cu_seqlens_q, num_positions)
-    return packed_seq_params.segments
+def _of_joined_rows(packed_seq_params: Any, num_positions: int) -> Boundaries:
+    """The boundaries of Megatron-LM's joined rows, made in the first layer and kept with them for the others."""
+    if getattr(packed_seq_params, "joined", None) is None:
+        packed_seq_params.joined = Boundaries.of_joined_rows(packed_seq_params.cu_seqlens_q, num_positions)
+    return packed_seq_params.joined

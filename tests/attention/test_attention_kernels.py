@@ -1,19 +1,23 @@
-"""Kernels: the reference beside plain softmax attention, and the choice among those that are there.
+"""Kernels: the reference against plain softmax attention, and the choice among the available kernels.
 
 The fused kernels run in tests/gpu. Here each is called with a stand-in for its library, which computes by the reference
 what its arguments ask for, so that a wrong argument or a lost boundary shows.
 """
 
+import copy
+import pickle
 import sys
 import types
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
+
+import torch
 
 from megatron_bfp import OptionError
 from megatron_bfp.attention import kernels
-from megatron_bfp.attention.boundaries import Segments, join_rows
+from megatron_bfp.attention.boundaries import Boundaries
 
 CU_SEQLENS = torch.tensor([[0, 5, 6] + [12] * 10, [0, 12] + [12] * 11], dtype=torch.int32)
 BF16 = kernels.Needs(torch.bfloat16, 128, 0.0)
@@ -25,10 +29,10 @@ def joined():
     return [torch.randn(24, heads, 8, dtype=torch.float64) for heads in (4, 2, 2)]
 
 
-def plain_attention(query, key, value, boundaries, scale):
+def plain_attention(query, key, value, offsets, scale):
     """Softmax attention, written out for each document, position and head."""
     out = torch.empty_like(query)
-    for start, end in zip(boundaries, boundaries[1:]):
+    for start, end in zip(offsets, offsets[1:]):
         for position in range(start, end):
             for head in range(query.shape[1]):
                 keys, values = (t[start : position + 1, head * key.shape[1] // query.shape[1]] for t in (key, value))
@@ -36,33 +40,19 @@ def plain_attention(query, key, value, boundaries, scale):
     return out
 
 
-def test_rows_are_joined_with_their_boundaries():
-    segments = join_rows(CU_SEQLENS)
-    assert segments.boundaries == [0, 5, 6, 12, 24]
-    assert segments.cu_seqlens.dtype == torch.int32 and segments.cu_seqlens.tolist() == segments.boundaries
-    assert segments.max_seqlen == 12
-    assert join_rows(torch.tensor([[0, 1]])).boundaries == [0, 1]
-
-
-@pytest.mark.parametrize("row", [[1, 2, 3], [0, 2, 1, 3], [0, 1, 1], [0]])
-def test_boundaries_that_do_not_cover_a_row_are_refused(row):
-    with pytest.raises(OptionError, match="cu_seqlens"):
-        join_rows(torch.tensor([row], dtype=torch.int32))
-
-
 def test_the_reference_equals_plain_softmax_attention(joined):
-    segments = join_rows(CU_SEQLENS)
-    found = kernels.sdpa_per_document(*joined, segments, 0.3, 0.0)
-    assert torch.allclose(found, plain_attention(*joined, segments.boundaries, 0.3))
+    boundaries = Boundaries.of_rows(CU_SEQLENS)
+    output = kernels.sdpa_per_document(*joined, boundaries, 0.3, 0.0)
+    assert torch.allclose(output, plain_attention(*joined, boundaries.offsets, 0.3))
 
 
 def stand_in(query, key, value, cu_seqlens_q, cu_seqlens_k, max_q, max_k, dropout, scale, causal):
     """What a varlen kernel computes, and nothing for arguments that would make it compute something else."""
     assert cu_seqlens_q.dtype == cu_seqlens_k.dtype == torch.int32
-    boundaries = cu_seqlens_q.tolist()
-    longest = max(end - start for start, end in zip(boundaries, boundaries[1:]))
+    offsets = cu_seqlens_q.tolist()
+    longest = max(end - start for start, end in zip(offsets, offsets[1:]))
     assert (max_q, max_k, dropout, causal) == (longest, longest, 0.0, True)
-    return kernels.sdpa_per_document(query, key, value, Segments(boundaries, None, max_q), scale, 0.0)
+    return kernels.sdpa_per_document(query, key, value, Boundaries(offsets, None, max_q), scale, 0.0)
 
 
 def varlen_attn(q, k, v, cu_q, cu_k, max_q, max_k, *, scale=None, window_size=(-1, -1), enable_gqa=False):
@@ -103,10 +93,7 @@ STAND_INS = {
     "flash-attn": ("flash_attn", {"flash_attn_varlen_func": flash_attn_2}),
     "flash-attn-3": ("flash_attn_interface", {"flash_attn_varlen_func": flash_attn_3}),
     "flash-attn-4": ("flash_attn.cute", {"flash_attn_varlen_func": flash_attn_4}),
-    "transformer-engine": (
-        "transformer_engine",
-        {"pytorch": types.SimpleNamespace(DotProductAttention=TransformerEngineAttention)},
-    ),
+    "transformer-engine": ("transformer_engine.pytorch", {"DotProductAttention": TransformerEngineAttention}),
 }
 
 
@@ -122,8 +109,8 @@ def libraries(monkeypatch):
     def install(*names):
         forget()
         for name, (module, content) in STAND_INS.items():
-            found = types.SimpleNamespace(**content) if name in names else None  # None makes an import fail
-            monkeypatch.setitem(sys.modules, module, found)
+            library = types.SimpleNamespace(**content) if name in names else None  # None makes an import fail
+            monkeypatch.setitem(sys.modules, module, library)
 
     yield install
     monkeypatch.undo()
@@ -146,9 +133,9 @@ def gpu(monkeypatch):
 @pytest.mark.parametrize("name", STAND_INS)
 def test_a_fused_kernel_is_given_boundaries_scale_and_causality(name, joined, libraries):
     libraries(name)
-    segments = join_rows(CU_SEQLENS)
-    found = kernels.KERNELS[name].attend(*joined, segments, 0.3, 0.0)
-    assert torch.allclose(found, plain_attention(*joined, segments.boundaries, 0.3))
+    boundaries = Boundaries.of_rows(CU_SEQLENS)
+    output = kernels.KERNELS[name].attend(*joined, boundaries, 0.3, 0.0)
+    assert torch.allclose(output, plain_attention(*joined, boundaries.offsets, 0.3))
 
 
 def test_the_early_flash_attention_4_that_comes_with_2_is_not_taken(libraries, gpu, monkeypatch):
@@ -209,7 +196,7 @@ def test_a_torch_without_causal_windows_is_not_used(libraries, monkeypatch):
     old = types.SimpleNamespace(varlen_attn=lambda query, key, value, is_causal=False: None)
     monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", old)
     with pytest.raises(ImportError, match="older"):
-        kernels._torch_varlen()
+        kernels.load(kernels.LIBRARIES["torch-varlen"])
 
 
 @pytest.mark.parametrize(
@@ -243,3 +230,20 @@ def test_fused_kernels_compute_in_half_precision_alone(dtype, fits, libraries, g
         assert (kernels.KERNELS[name].unusable(BF16._replace(dtype=dtype, dropout=0.1)) is None) == (
             fits and has_dropout
         )
+
+
+def test_a_library_without_its_function_cannot_be_used(libraries, gpu, monkeypatch):
+    gpu(9)
+    libraries(*STAND_INS)
+    monkeypatch.setitem(sys.modules, "flash_attn_interface", types.SimpleNamespace())
+    reason = kernels.KERNELS["flash-attn-3"].unusable(BF16)
+    assert reason == "it cannot be imported: flash_attn_interface has no flash_attn_varlen_func"
+
+
+@pytest.mark.parametrize("name", kernels.KERNELS)
+def test_a_model_with_a_kernel_can_be_copied_and_pickled(name, joined, libraries):
+    libraries(*STAND_INS)
+    boundaries = Boundaries.of_rows(CU_SEQLENS)
+    attend = kernels.KERNELS[name].attend
+    for again in (copy.deepcopy(attend), pickle.loads(pickle.dumps(attend))):
+        assert torch.equal(again(*joined, boundaries, 0.3, 0.0), attend(*joined, boundaries, 0.3, 0.0))

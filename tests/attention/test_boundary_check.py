@@ -4,13 +4,15 @@ from types import SimpleNamespace
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
+import torch
 from torch import nn
 
 from megatron_bfp import IntegrationError
-from megatron_bfp.attention import boundary_check as checking
-from megatron_bfp.attention.boundary_check import BoundaryCheck, Report, WatchedIterator, agree, before_first_update
+from megatron_bfp.attention.boundaries import join_rows
+from megatron_bfp.attention.boundary_check import BoundaryCheck, WatchedIterator, before_first_update, digest
+from megatron_bfp.attention.first_step_report import Report, agree
 
 ROWS = torch.tensor([[0, 3, 5, 8, 8, 8, 8, 8, 8], [0, 8, 8, 8, 8, 8, 8, 8, 8]], dtype=torch.int32)
 JOINED = torch.tensor([0, 3, 5, 8, 16], dtype=torch.int32)
@@ -310,7 +312,7 @@ def described(model, positions=None, rotary_pos_emb=None, rows=ROWS, **changes):
     for layer in model.layers:
         layer(
             torch.zeros(16, 1, 4),
-            packed_seq_params=packed(checking.join(rows), **changes),
+            packed_seq_params=packed(join_rows(rows), **changes),
             rotary_pos_emb=rotary_pos_emb,
         )
     return check.conclude().split("; ", 1)[1]
@@ -367,7 +369,7 @@ def test_batches_are_watched_and_handed_on():
 
     watched = WatchedIterator(Iterator(), check)
     assert next(watched)["cu_seqlens"] is ROWS and watched.advance == "of the iterator"
-    assert list(check.batches) == [checking.digest(JOINED.long())]
+    assert list(check.batches) == [digest(JOINED.long())]
 
 
 def test_an_update_waits_for_the_check():

@@ -51,9 +51,9 @@ def flash():
 
 
 def documents_alone(query, key, value):
-    segments = model.boundaries_of(boundaries()).segments
+    joined_boundaries = model.micro_batch_of(boundaries()).joined
     joined = (tensor.flatten(0, 1) for tensor in (query, key, value))
-    outputs = KERNELS["sdpa"].attend(*joined, segments, HEAD_SIZE**-0.5, 0.0)
+    outputs = KERNELS["sdpa"].attend(*joined, joined_boundaries, HEAD_SIZE**-0.5, 0.0)
     return outputs.unflatten(0, query.shape[:2])
 
 

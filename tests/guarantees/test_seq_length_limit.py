@@ -9,8 +9,8 @@ from megatron_bfp import OptionError
 from megatron_bfp.arguments import MOST_TOKENS
 from megatron_bfp.commands import report as report_command
 from megatron_bfp.commands import show as show_command
-from megatron_bfp.integrations import megatron_lm
 from megatron_bfp.integrations.megatron_deepspeed import options as megatron_deepspeed
+from megatron_bfp.integrations.megatron_lm import options as megatron_lm
 
 LINE = r"--seq-length must be an integer from 1 to 16,777,216 tokens, got {}"
 

@@ -18,7 +18,7 @@ sys.path.insert(0, os.path.dirname(script))
 import numpy as np
 
 import megatron_bfp
-from megatron_bfp.integrations.megatron_deepspeed import options as megatron_deepspeed
+from megatron_bfp.integrations.megatron_deepspeed import changes as megatron_deepspeed
 
 
 def say(**values):

@@ -5,18 +5,18 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
+import torch
 from torch import nn
 
 from megatron_bfp import IntegrationError
-from megatron_bfp.integrations.megatron_deepspeed import first_step as megatron_deepspeed_first_step
-from megatron_bfp.integrations.megatron_deepspeed import model
-from megatron_bfp.integrations.megatron_deepspeed import options as megatron_deepspeed
+from megatron_bfp.integrations.megatron_deepspeed import first_step, model
+from megatron_bfp.integrations.megatron_deepspeed.changes import HOOKS
 
 CU_SEQLENS = torch.tensor([[0, 3, 5, 8, 8, 8, 8, 8, 8], [0, 8, 8, 8, 8, 8, 8, 8, 8]])
 MASK = torch.cat([CU_SEQLENS, CU_SEQLENS[:, :1]], dim=1).to(torch.int32)
-"""As it travels in the place of the attention mask."""
+"""As it travels in place of the attention mask."""
 
 
 class ParallelAttention(nn.Module):
@@ -58,7 +58,7 @@ def train_once(layers, *masks, rotary_pos_emb=None, watched=None):
         layers.weight.grad = torch.ones(1)
         model_of_run[0].optimizer.step()
 
-    watched = watched or megatron_deepspeed_first_step.watch_first_step(train_step)
+    watched = watched or first_step.watch_first_step(train_step)
     watched(None, None, [engine], None, None, None)
     return watched
 
@@ -117,6 +117,6 @@ def test_batches_are_read_where_masks_are_made(monkeypatch):
 def test_megatron_lms_package_of_the_same_name_is_left_alone():
     package = ModuleType("megatron.training")
     package.__path__ = []
-    megatron_deepspeed.HOOKS["megatron.training"](package)
+    HOOKS["megatron.training"](package)
     with pytest.raises(IntegrationError, match="no megatron.training.train_step"):
-        megatron_deepspeed.HOOKS["megatron.training"](ModuleType("megatron.training"))
+        HOOKS["megatron.training"](ModuleType("megatron.training"))

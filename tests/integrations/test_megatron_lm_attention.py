@@ -1,4 +1,4 @@
-"""What ``--data-impl bfp`` does to attention in Megatron-LM: options, local layers, layer specs, the first step."""
+"""What ``--data-impl bfp`` does to attention in Megatron-LM: local layers, layer specs, the first step."""
 
 import argparse
 import dataclasses
@@ -7,9 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 pytest.importorskip("megatron.core.models.gpt")
 
+import torch
 from helpers.megatron_helpers import initialize_megatron, model_options
 from megatron.core.models import backends
 from megatron.core.models.gpt import gpt_layer_specs
@@ -19,117 +20,12 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from trainer.model import build_model
 
 from megatron_bfp import IntegrationError, OptionError
-from megatron_bfp.integrations import megatron_lm, megatron_lm_attention
+from megatron_bfp.integrations.megatron_lm.changes import HOOKS
+from megatron_bfp.integrations.megatron_lm.first_step import watch_first_step
 from megatron_bfp.megatron_core.attention import DocumentAttention, with_document_attention
 
 LENGTH = 16
-
-
-def options(**changes):
-    known = {
-        "dataloader_inter_document_masking": False,
-        "data_impl": "bfp",
-        "context_parallel_size": 1,
-        "dataloader_type": None,
-        "micro_batch_size": 1,
-        "pipeline_model_parallel_size": 1,
-        "cuda_graph_impl": "none",
-        "cuda_graph_modules": [],
-        "seq_length": LENGTH,
-    }
-    return argparse.Namespace(**(known | changes))
-
-
-# Options
-
-
-def test_fault_A01_the_schedule_without_boundaries_is_refused_by_name():
-    with pytest.raises(OptionError, match="--overlap-moe-expert-parallel-comm cannot be used with --data-impl bfp"):
-        megatron_lm.check(options(overlap_moe_expert_parallel_comm=True))
-
-
-@pytest.mark.parametrize("old", ["hybrid_override_pattern", "mtp_hybrid_override_pattern"])
-def test_fault_A08_old_spellings_are_refused_before_they_are_copied(old):
-    with pytest.raises(OptionError, match=f"--{old.replace('_', '-')} cannot be used"):
-        megatron_lm.check(options(**{old: "M*M*"}))
-
-
-@pytest.mark.parametrize(
-    "copied, message",
-    [
-        ({"hybrid_layer_pattern": "M*M*"}, "--hybrid-layer-pattern cannot be used"),
-        ({"fim_data": True}, "--fim-data cannot be used"),
-        ({"context_parallel_size": 2}, "--context-parallel-size above 1"),
-        ({"dataloader_type": "cyclic"}, "--dataloader-type cyclic"),
-        ({"cuda_graph_impl": "local"}, "--cuda-graph-impl local cannot be used"),
-    ],
-)
-def test_fault_A08_what_validation_copies_or_sets_is_refused_too(copied, message):
-    def validate_args(args, defaults):
-        vars(args).update(copied)
-        return args
-
-    check_and_validate = megatron_lm._check_options(validate_args)
-    with pytest.raises(OptionError, match=message):
-        check_and_validate(options())
-    assert check_and_validate(options(data_impl="mmap"))  # no affair of ours
-
-
-def test_fault_A08_what_never_was_validated_is_refused_too(monkeypatch):
-    """As with ``--yaml-cfg``, whose options take another way."""
-    args = options(dataloader_inter_document_masking=True)
-    monkeypatch.setitem(
-        megatron_lm.sys.modules, "megatron.training.global_vars", SimpleNamespace(get_args=lambda: args)
-    )
-    assert megatron_lm._options() is args
-    args.hybrid_layer_pattern = "M*M*"
-    with pytest.raises(OptionError, match="--hybrid-layer-pattern cannot be used"):
-        megatron_lm._options()
-
-
-def module_of(name):
-    """As an entry of Megatron-LM's CudaGraphModule."""
-    return SimpleNamespace(name=name)
-
-
-CAPTURED = [
-    {"cuda_graph_impl": "local"},
-    {"cuda_graph_impl": "transformer_engine"},
-    {"cuda_graph_impl": "full_iteration"},
-    {"cuda_graph_impl": "full_iteration", "cuda_graph_modules": [module_of("mlp")]},
-    {"cuda_graph_impl": "local", "cuda_graph_modules": ["attn"]},
-    {"cuda_graph_impl": "local", "cuda_graph_modules": [module_of("attn"), module_of("mlp")]},
-    {"cuda_graph_impl": "transformer_engine", "cuda_graph_modules": [module_of("mamba")]},
-    {"cuda_graph_impl": "local", "cuda_graph_scope_deprecated": ["full"]},
-    {"cuda_graph_impl": "local", "cuda_graph_modules": "mlp,attn"},
-    {"cuda_graph_impl": "none", "cuda_graph_scope_deprecated": ["full_iteration"]},
-    {"enable_cuda_graph": True},
-    {"external_cuda_graph": True},
-    {"external_cuda_graph": True, "cuda_graph_scope_deprecated": ["attn"]},
-]
-
-
-@pytest.mark.parametrize("changes", CAPTURED, ids=str)
-def test_fault_B11_graphs_with_attention_in_them_are_refused(changes):
-    with pytest.raises(OptionError, match="cuda-graph.*cannot be used .* where attention is captured"):
-        megatron_lm.check(options(**changes))
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"cuda_graph_impl": "none", "cuda_graph_modules": ["attn"]},
-        {"cuda_graph_impl": "none", "cuda_graph_scope_deprecated": ["full_iteration_inference"]},
-        {"cuda_graph_impl": "local", "cuda_graph_modules": [module_of("mlp")]},
-        {"cuda_graph_impl": "transformer_engine", "cuda_graph_modules": ["moe_router", "moe_preprocess"]},
-        {"external_cuda_graph": True, "cuda_graph_scope_deprecated": ["moe"]},
-        {"enable_cuda_graph": False, "external_cuda_graph": False},
-    ],
-    ids=str,
-)
-def test_fault_B11_graphs_without_attention_are_fine(changes):
-    megatron_lm.check(options(**changes))
+HETEROGENEOUS = "megatron.core.models.gpt.heterogeneous.heterogeneous_layer_specs"
 
 
 # Local layers and layer specs
@@ -143,17 +39,17 @@ def test_fault_B02_local_layers_get_attention_inside_documents(monkeypatch):
     stock = gpt_layer_specs.get_gpt_layer_local_spec()
     assert core_attention_of(stock).__name__ == "DotProductAttention"
     monkeypatch.setattr(backends.LocalSpecProvider, "core_attention", backends.LocalSpecProvider.core_attention)
-    megatron_lm.HOOKS["megatron.core.models.backends"](backends)
+    HOOKS["megatron.core.models.backends"](backends)
     assert core_attention_of(gpt_layer_specs.get_gpt_layer_local_spec()) is DocumentAttention
     assert core_attention_of(gpt_layer_specs.get_gpt_layer_local_spec(multi_latent_attention=True)) is DocumentAttention
 
 
 def test_fault_B02_heterogeneous_layers_get_it_too():
     layers = SimpleNamespace(__name__="layers", DotProductAttention=object)
-    megatron_lm.HOOKS["megatron.core.models.gpt.heterogeneous.heterogeneous_layer_specs"](layers)
+    HOOKS[HETEROGENEOUS](layers)
     assert layers.DotProductAttention is DocumentAttention
     with pytest.raises(IntegrationError, match="no layers.DotProductAttention"):
-        megatron_lm_attention.change_heterogeneous_layers(SimpleNamespace(__name__="layers"))
+        HOOKS[HETEROGENEOUS](SimpleNamespace(__name__="layers"))
 
 
 @dataclasses.dataclass
@@ -269,7 +165,7 @@ def forward_step(data_iterator, model, boundaries=joined):
     return model(tokens, tokens, None, labels=tokens, packed_seq_params=boundaries()).sum()
 
 
-def train_once(model, step=forward_step, args=options(), steps=1):
+def train_once(model, step=forward_step, args=argparse.Namespace(seq_length=LENGTH), steps=1):
     """What was updated in ``steps`` training steps."""
     updated = []
 
@@ -279,7 +175,7 @@ def train_once(model, step=forward_step, args=options(), steps=1):
         keywords = {"data_iterator": data_iterator, "model": model, "forward_only": False}
         updated.append(forward_backward_func(forward_step_func=forward_step_func, **keywords))
 
-    watched = megatron_lm_attention.watch_first_step(train_step, lambda: args)
+    watched = watch_first_step(train_step, lambda: args)
     try:
         for _ in range(steps):
             watched(step, iter([{"cu_seqlens": CU_SEQLENS}]), [model], None, None, None, schedule)

@@ -4,10 +4,11 @@ import contextlib
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 pytest.importorskip("megatron.core.models.gpt")
 
 import megatron.core.transformer.attention as megatron_attention
+import torch
 from helpers.datasets import documents_of
 from helpers.megatron_helpers import build, config, initialize_megatron, model_options
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
@@ -54,27 +55,28 @@ def run(model, tokens, labels, loss_mask, cu_seqlens):
     return logits.detach(), loss.item(), {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
 
 
-def segments(cu_seqlens):
-    boundaries = cu_seqlens.tolist()
-    return [(start, end) for start, end in zip(boundaries, boundaries[1:]) if start < end]
+def chunks(cu_seqlens):
+    """Start and end of each chunk of a row, and of its padding."""
+    offsets = cu_seqlens.tolist()
+    return [(start, end) for start, end in zip(offsets, offsets[1:]) if start < end]
 
 
-def one_segment(length):
+def one_chunk(length):
     return torch.tensor([[0] + [length] * length], dtype=torch.int32)
 
 
 def run_alone(model, batch):
-    """Every segment of a micro-batch in a forward pass of its own; gradients and losses added up."""
+    """Every chunk of a micro-batch in a forward pass of its own; gradients and losses added up."""
     logits, total, gradients = torch.zeros(0), 0.0, {}
     rows = []
     for row in range(len(batch["tokens"])):
         pieces = []
-        for start, end in segments(batch["cu_seqlens"][row]):
+        for start, end in chunks(batch["cu_seqlens"][row]):
             piece = [batch[name][row : row + 1, start:end] for name in ("tokens", "labels", "loss_mask")]
-            logits, loss, found = run(model, *piece, one_segment(end - start))
+            logits, loss, of_piece = run(model, *piece, one_chunk(end - start))
             pieces.append(logits)
             total += loss
-            gradients = {name: gradients.get(name, 0) + gradient for name, gradient in found.items()}
+            gradients = {name: gradients.get(name, 0) + gradient for name, gradient in of_piece.items()}
         rows.append(torch.cat(pieces, dim=1))
     return torch.cat(rows), total, gradients
 
@@ -101,7 +103,7 @@ def test_packed_sequences_equal_their_chunks_alone(model, micro_batch):
 
 def test_without_the_boundaries_the_result_is_another(model, micro_batch):
     logits, _, _ = run(model, *packed(micro_batch))
-    batch = dict(micro_batch, cu_seqlens=one_segment(SEQ_LENGTH).expand(2, -1))
+    batch = dict(micro_batch, cu_seqlens=one_chunk(SEQ_LENGTH).expand(2, -1))
     crossing, _, _ = run(model, *packed(batch))
     assert (logits - crossing).abs().max() > 0.1
 
@@ -110,7 +112,7 @@ def test_without_the_boundaries_the_result_is_another(model, micro_batch):
 def test_padding_and_other_documents_have_no_influence(model, micro_batch):
     logits, _, _ = run(model, *packed(micro_batch))
     changed = {name: tensor.clone() for name, tensor in micro_batch.items()}
-    start, end = segments(changed["cu_seqlens"][0])[0]
+    start, end = chunks(changed["cu_seqlens"][0])[0]
     changed["tokens"][0, start:end] = 7
     padding = changed["tokens"][1] == 0
     changed["tokens"][1, padding] = 9
@@ -170,7 +172,7 @@ def test_one_document_a_row_equals_megatron_core_s_own_attention(layer_number, l
     torch.manual_seed(layer_number)
     query, key, value = (torch.randn(24, 2, heads, 16) for heads in (4, 2, 2))
     mask = torch.ones(24, 24, dtype=torch.bool).triu(1)[None, None]
-    boundaries = document_boundaries(one_segment(24).expand(2, -1))
+    boundaries = document_boundaries(one_chunk(24).expand(2, -1))
     expected = theirs(query, key, value, mask)
     assert torch.allclose(ours(query, key, value, None, packed_seq_params=boundaries), expected, atol=1e-5)
 
@@ -202,7 +204,7 @@ def test_dropout_is_for_training_only():
     attention = DocumentAttention(transformer_config(model_options()), 1, AttnMaskType.causal, "self", 0.5)
     torch.manual_seed(0)
     query = torch.randn(24, 1, 4, 16)
-    boundaries = document_boundaries(one_segment(24))
+    boundaries = document_boundaries(one_chunk(24))
 
     def outputs_differ():
         first, second = (attention(query, query, query, None, packed_seq_params=boundaries) for _ in range(2))
@@ -264,7 +266,7 @@ def dropped_weights(monkeypatch, rank, joined, **changes):
         boundaries = PackedSeqParams("thd", ends, ends, max_seqlen_q=12, max_seqlen_kv=12)
         query = query[:, 0]
     else:
-        boundaries = document_boundaries(one_segment(24))
+        boundaries = document_boundaries(one_chunk(24))
     return attention(query, query, torch.ones_like(query), None, packed_seq_params=boundaries), tracker
 
 
@@ -284,7 +286,7 @@ def test_fault_A16_without_dropout_no_random_numbers_are_needed(monkeypatch):
     initialize_megatron()
     monkeypatch.setattr("megatron.core.tensor_parallel.get_cuda_rng_tracker", lambda: None)
     attention = DocumentAttention(transformer_config(model_options()), 1, AttnMaskType.causal, "self", 0.5)
-    query, boundaries = torch.randn(24, 1, 4, 16), document_boundaries(one_segment(24))
+    query, boundaries = torch.randn(24, 1, 4, 16), document_boundaries(one_chunk(24))
     with pytest.raises(AttributeError, match="fork"):
         attention(query, query, query, None, packed_seq_params=boundaries)
     attention.eval()
@@ -298,7 +300,7 @@ def test_a_softmax_scale_that_is_given_is_used(joined):
     torch.manual_seed(0)
     query = torch.randn(24, 1, 4, 16)
     ends = torch.tensor([0, 24], dtype=torch.int32)
-    boundaries = PackedSeqParams("thd", ends, ends) if joined else document_boundaries(one_segment(24))
+    boundaries = PackedSeqParams("thd", ends, ends) if joined else document_boundaries(one_chunk(24))
     query = query[:, 0] if joined else query
 
     def output(scale, factor):

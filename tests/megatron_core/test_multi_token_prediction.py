@@ -2,9 +2,10 @@
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 pytest.importorskip("megatron.core.models.gpt")
 
+import torch
 from helpers.megatron_helpers import initialize_megatron, model_options
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec, get_gpt_mtp_block_spec
@@ -45,8 +46,8 @@ def test_fault_A02_labels_masks_and_inputs_are_shifted_inside_documents(names):
     assert mask.tolist() == (expected > 0).float().tolist() and targets == (expected > 0).sum()
     positions, _ = roll_tensor(torch.arange(8)[None], packed_seq_params=boundaries)
     ends = [set(row.tolist()) for row in cu_seqlens]
-    wanted = [[0 if place + 1 in row_ends else place + 1 for place in range(8)] for row_ends in ends]
-    assert positions.tolist() == wanted
+    successors = [[0 if position + 1 in row_ends else position + 1 for position in range(8)] for row_ends in ends]
+    assert positions.tolist() == successors
     with pytest.raises(OptionError, match="by one position"):
         roll_tensor(labels, shifts=-2, packed_seq_params=boundaries)
 

@@ -2,17 +2,20 @@
 
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..._version import __version__
 from ...attention.boundary_check import BoundaryCheck, before_first_update
-from . import model as megatron_deepspeed_model
+from ..hooks import prepare_first_call
+from .model import readers
 
 
 def boundaries_among(arguments: tuple, keywords: dict[str, Any]) -> Tensor | None:
-    """The boundaries that come in the place of the attention mask, int32 [b, L + 1]; None where there are none."""
+    """The boundaries that a layer got in place of the attention mask, int32 [b, L + 1]; None if it got none."""
     for value in (*arguments, *keywords.values()):
         if isinstance(value, Tensor) and value.dtype == torch.int32 and value.dim() == 2:
             return value[:, :-1]  # the last column is the number of targets
@@ -21,31 +24,15 @@ def boundaries_among(arguments: tuple, keywords: dict[str, Any]) -> Tensor | Non
 
 def watch_first_step(train_step: Callable) -> Callable:
     """Megatron-DeepSpeed's ``train_step``, the first time with a check of boundaries, which rank 0 reports."""
-    is_first = True
-
-    def watched_train_step(
-        forward_step_func: Callable,
-        data_iterator: Any,
-        model: list[Any],
-        optimizer: Any,
-        opt_param_scheduler: Any,
-        config: Any,
-    ) -> Any:
-        nonlocal is_first
-        if is_first:
-            is_first = False
-            watch(model, optimizer)
-        return train_step(forward_step_func, data_iterator, model, optimizer, opt_param_scheduler, config)
-
-    return watched_train_step
+    return prepare_first_call(train_step, lambda arguments: watch(arguments["model"], arguments["optimizer"]))
 
 
 def watch(model: list[Any], optimizer: Any) -> None:
     """Before the first update, all ranks agree that attention got the boundaries of the batches.
 
     Args:
-        model: DeepSpeed's engine alone, or the chunks of this rank.
-        optimizer: used where the engine has none.
+        model: DeepSpeed's engine alone, or the model chunks of this rank.
+        optimizer: used if the engine has none.
 
     Raises:
         IntegrationError: a module of the model is not known to keep to boundaries. If they do not arrive, the first
@@ -62,7 +49,6 @@ def watch(model: list[Any], optimizer: Any) -> None:
         boundaries_of=boundaries_among,
     )
     check.refuse_unknown()
-    readers = megatron_deepspeed_model.readers
     readers.append(check.read)
 
     def conclude() -> None:
@@ -74,11 +60,7 @@ def watch(model: list[Any], optimizer: Any) -> None:
 
 
 def versions() -> str:
-    """Of what computes attention."""
-    from importlib.metadata import version
-
-    from ... import __version__
-
-    flash_attn = sys.modules.get("flash_attn")
-    flash = f", flash-attn {flash_attn.__version__}" if hasattr(flash_attn, "__version__") else ""
+    """The versions of what computes attention."""
+    flash_attn = getattr(sys.modules.get("flash_attn"), "__version__", None)
+    flash = f", flash-attn {flash_attn}" if flash_attn else ""
     return f"megatron_bfp {__version__}, DeepSpeed {version('deepspeed')}, torch {version('torch')}{flash}"

@@ -1,10 +1,13 @@
 """Document boundaries through Megatron-DeepSpeed's model, from the batch to attention and loss.
 
-Everything that a micro-batch needs travels as one tensor in the place of the attention mask, an argument of every
-forward pass: int32 [b, L + 2], in each row a sample's ``cu_seqlens`` and the number of targets of the micro-batch.
+Everything that a micro-batch needs travels as one tensor in place of the attention mask, an argument of every forward
+pass: int32 [b, L + 2], in each row a sample's ``cu_seqlens`` and the number of targets of the micro-batch.
 Recomputation saves it with the other arguments and pipelines send it on with the hidden states, so a pass that runs
-again later, or in another stage, has the boundaries of its own micro-batch. Attention makes of it what its kernel
-wants.
+again later, or in another stage, has the boundaries of its own micro-batch. Attention turns it into what its kernel
+needs.
+
+The functions from ``broadcast_with_boundaries`` on take a function of Megatron-DeepSpeed, which their docstrings name
+first, and return its replacement.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,17 +19,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...attention.boundaries import Segments, join_rows
+from ...attention.boundaries import Boundaries
 from ...errors import IntegrationError
+from .options import parsed_options
 
 BATCH_KEYS = ["text", "cu_seqlens", "loss_mask"]
 
 TINY = 1e-20
-"""The loss mask's only entry where a micro-batch has no target, as Megatron-DeepSpeed divides by the mask's sum."""
+"""The loss mask's only entry if a micro-batch has no target, because Megatron-DeepSpeed divides by the mask's sum."""
 
 
-class Boundaries:
-    """What the layers make of a micro-batch's boundaries, so that it is made once and not in every layer.
+class MicroBatch:
+    """What the layers make of a micro-batch's boundaries, made once and not in every layer.
 
     Args:
         tensor: int32 [b, L + 2], see the module.
@@ -36,8 +40,8 @@ class Boundaries:
         self.tensor, self.version = tensor, tensor._version
 
     def is_of(self, tensor: Tensor) -> bool:
-        """Whether ``tensor`` has the same memory with the same content. As ``self`` keeps that memory, no tensor of
-        another micro-batch can be in it."""
+        """Whether ``tensor`` is the same memory with the same content. ``self`` keeps that memory alive, so no tensor
+        of another micro-batch can be in it."""
         return (
             tensor.data_ptr() == self.tensor.data_ptr()
             and tensor.shape == self.tensor.shape
@@ -46,9 +50,9 @@ class Boundaries:
         )
 
     @cached_property
-    def segments(self) -> Segments:
-        """The documents of all rows, joined. On a GPU the host waits once."""
-        return join_rows(self.tensor[:, :-1])
+    def joined(self) -> Boundaries:
+        """The boundaries of all rows, joined. On a GPU the host waits once."""
+        return Boundaries.of_rows(self.tensor[:, :-1])
 
     @cached_property
     def mask(self) -> Tensor:
@@ -65,13 +69,13 @@ def dense_mask(cu_seqlens: Tensor) -> Tensor:
     Returns:
         bool [b, 1, L, L]: True where attention is masked.
     """
-    segment = segments_of_positions(cu_seqlens)
-    same = segment[:, :, None] == segment[:, None, :]
+    chunk = chunk_of_positions(cu_seqlens)
+    same = chunk[:, :, None] == chunk[:, None, :]
     return ~same.tril_()[:, None]
 
 
-def segments_of_positions(cu_seqlens: Tensor) -> Tensor:
-    """int64 [b, L]: which segment of its row each position is in, counted from 1.
+def chunk_of_positions(cu_seqlens: Tensor) -> Tensor:
+    """int64 [b, L]: which chunk of its row each position is in, counted from 1; padding counts as a chunk.
 
     Args:
         cu_seqlens: int [b, L + 1].
@@ -80,29 +84,29 @@ def segments_of_positions(cu_seqlens: Tensor) -> Tensor:
     return torch.searchsorted(cu_seqlens.contiguous(), positions.expand(len(cu_seqlens), -1).contiguous(), right=True)
 
 
-_latest: Boundaries | None = None
+_latest: MicroBatch | None = None
 
 
-def boundaries_of(tensor: Any) -> Boundaries:
-    """The boundaries that came to a layer as its attention mask.
+def micro_batch_of(tensor: Any) -> MicroBatch:
+    """The micro-batch whose boundaries came to a layer as its attention mask.
 
     Raises:
-        IntegrationError: they did not come.
+        IntegrationError: no boundaries came.
     """
     global _latest
     if not isinstance(tensor, Tensor) or tensor.dtype != torch.int32 or tensor.dim() != 2:
         raise IntegrationError(
-            "attention got no document boundaries: this script does not pass on what get_ltor_masks_and_position_ids "
-            "of megatron.utils returns as the attention mask"
+            "attention got no document boundaries: this script does not pass on the attention mask that "
+            "get_ltor_masks_and_position_ids of megatron.utils returns"
         )
     latest = _latest
     if latest is None or not latest.is_of(tensor):
-        latest = _latest = Boundaries(tensor)
+        latest = _latest = MicroBatch(tensor)
     return latest
 
 
 class _Pending:
-    """What ``broadcast_data`` received for the masks that are made next, in the same ``get_batch``; taken once."""
+    """What ``broadcast_data`` received for the masks that are made next in the same ``get_batch``; taken once."""
 
     def __init__(self) -> None:
         self.received: tuple[Tensor, Tensor] | None = None
@@ -130,13 +134,13 @@ readers: list[Callable[[Tensor], None]] = []
 
 
 def broadcast_with_boundaries(broadcast_data: Callable) -> Callable:
-    """Receive two tensors more with every batch."""
+    """``broadcast_data``: receive two more tensors with every batch."""
 
     def broadcast(keys: list[str], data: dict[str, Tensor] | None, datatype: torch.dtype) -> dict[str, Tensor]:
         if list(keys) != BATCH_KEYS[:1]:
             raise IntegrationError(f"--data-impl bfp is for GPT batches with the key 'text', the script wants {keys}")
         if data is not None and not set(BATCH_KEYS) <= data.keys():
-            raise IntegrationError("the script makes its own samples, not those of build_train_valid_test_datasets")
+            raise IntegrationError("the script makes its own samples instead of using build_train_valid_test_datasets")
         batch = broadcast_data(BATCH_KEYS, data, datatype)
         _pending.put(batch.pop("cu_seqlens"), batch.pop("loss_mask"))
         return batch
@@ -145,7 +149,8 @@ def broadcast_with_boundaries(broadcast_data: Callable) -> Callable:
 
 
 def masks_from_boundaries(_: Callable) -> Callable:
-    """Make masks and positions from the boundaries of a batch, never from the values of its tokens."""
+    """``get_ltor_masks_and_position_ids``: make masks and positions from the boundaries of a batch, never from the
+    values of its tokens."""
 
     def get_ltor_masks_and_position_ids(
         data: Tensor,
@@ -171,21 +176,21 @@ def masks_from_boundaries(_: Callable) -> Callable:
 
 
 def _positions(cu_seqlens: Tensor, reset: bool) -> Tensor:
-    """int64 [b, L]: 0 .. L - 1, or from 0 in every segment."""
+    """int64 [b, L]: 0 .. L - 1, or from 0 in every chunk."""
     rows, length = cu_seqlens.shape[0], cu_seqlens.shape[1] - 1
     positions = torch.arange(length, device=cu_seqlens.device).expand(rows, -1)
     if reset:
-        positions = positions - cu_seqlens.gather(1, segments_of_positions(cu_seqlens) - 1)
+        positions = positions - cu_seqlens.gather(1, chunk_of_positions(cu_seqlens) - 1)
     return positions
 
 
-_inside: ContextVar[Boundaries | None] = ContextVar("boundaries of the attention that is running", default=None)
-"""FlashSelfAttention's forward, which DeepSpeed's sequence parallelism calls as well, has no argument for them."""
+_inside: ContextVar[MicroBatch | None] = ContextVar("micro-batch of the attention that is running", default=None)
+"""FlashSelfAttention's forward, which DeepSpeed's sequence parallelism also calls, has no argument for boundaries."""
 
 
 @contextmanager
-def _attending(boundaries: Boundaries) -> Iterator[None]:
-    token = _inside.set(boundaries)
+def _attending(micro_batch: MicroBatch) -> Iterator[None]:
+    token = _inside.set(micro_batch)
     try:
         yield
     finally:
@@ -193,7 +198,7 @@ def _attending(boundaries: Boundaries) -> Iterator[None]:
 
 
 def attend_inside_documents(forward: Callable) -> Callable:
-    """ParallelAttention: take the boundaries that came as the mask, and give its kernel what it wants."""
+    """``ParallelAttention.forward``: take the boundaries that came as the mask, and give the kernel what it needs."""
 
     def attention_forward(
         self: Any,
@@ -203,11 +208,11 @@ def attend_inside_documents(forward: Callable) -> Callable:
         inference_params: Any = None,
         rotary_pos_emb: Any = None,
     ) -> tuple[Tensor, Tensor | None]:
-        boundaries = boundaries_of(attention_mask)
+        micro_batch = micro_batch_of(attention_mask)
         if rotary_pos_emb is not None and not self.enable_ds_sequence_parallel:
             rotary_pos_emb = (rotary_pos_emb, rotary_pos_emb)  # one table for queries, one for keys
-        mask = None if self.use_flash_attn else boundaries.mask
-        with _attending(boundaries):
+        mask = None if self.use_flash_attn else micro_batch.mask
+        with _attending(micro_batch):
             return forward(self, hidden_states, mask, encoder_output, inference_params, rotary_pos_emb)
 
     return attention_forward
@@ -216,8 +221,8 @@ def attend_inside_documents(forward: Callable) -> Callable:
 def rotate_by_table(_: Callable) -> Callable:
     """``apply_rotary_pos_emb``: rotate by the positions of the whole sequence.
 
-    Megatron-DeepSpeed's RotaryEmbedding gives cosines and sines, of which its own function takes one for queries and
-    the other for keys, as angles. Under DeepSpeed's sequence parallelism DeepSpeed rotates, by both.
+    Megatron-DeepSpeed's RotaryEmbedding gives cosines and sines; its own function takes the cosines for the angles of
+    queries and the sines for those of keys. Under DeepSpeed's sequence parallelism DeepSpeed rotates, by both.
     """
 
     def apply_rotary_pos_emb(t: Tensor, freqs: tuple[Tensor, Tensor]) -> Tensor:
@@ -232,34 +237,47 @@ def rotate_by_table(_: Callable) -> Callable:
     return apply_rotary_pos_emb
 
 
+def keep_rotary_table(_: Callable) -> Callable:
+    """``update_rotary_pos_emb``: keep the cosines and sines that a pipeline's layers rotate by. The original takes the
+    pair for a tensor, and fails."""
+
+    def update_rotary_pos_emb(seq_length: int) -> None:
+        from megatron.model.rotary_pos_embedding import RotaryEmbedding
+
+        args = parsed_options()
+        head_size = args.hidden_size // args.num_attention_heads if args.kv_channels is None else args.kv_channels
+        cosines, sines = RotaryEmbedding(int(head_size * args.rotary_percent), theta=args.rope_theta)(seq_length)
+        args.rotary_pos_emb = cosines.to(args.params_dtype), sines.to(args.params_dtype)
+
+    return update_rotary_pos_emb
+
+
 def attend_with_varlen_kernel(_: Callable) -> Callable:
-    """FlashSelfAttention: flash-attn's varlen kernel of version 1 or 2 on the joined rows, with their documents."""
+    """``FlashSelfAttention.forward``: flash-attn's varlen kernel, version 1 or 2, on the joined rows."""
 
     def flash_forward(self: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        boundaries = _inside.get()
+        micro_batch = _inside.get()
         rows, length = q.shape[:2]
-        if boundaries is None or boundaries.segments.boundaries[-1] != rows * length:
+        if micro_batch is None or micro_batch.joined.offsets[-1] != rows * length:
             raise IntegrationError("flash attention was called for other tokens than those whose boundaries came")
-        _, cu_seqlens, longest = boundaries.segments
-        joined = (tensor.flatten(0, 1) for tensor in (q, k, v))
-        dropout = self.dropout_p if self.training else 0.0
-        found = self.flash_attn_func(
-            *joined,
-            cu_seqlens,
-            cu_seqlens,
-            longest,
-            longest,
-            dropout,
+        boundaries = micro_batch.joined
+        output = self.flash_attn_func(
+            *(tensor.flatten(0, 1) for tensor in (q, k, v)),
+            boundaries.cu_seqlens,
+            boundaries.cu_seqlens,
+            boundaries.max_seqlen,
+            boundaries.max_seqlen,
+            self.dropout_p if self.training else 0.0,
             softmax_scale=self.softmax_scale,
             causal=self.causal,
         )
-        return found.unflatten(0, (rows, length))
+        return output.unflatten(0, (rows, length))
 
     return flash_forward
 
 
 def embed_and_pass_on(forward: Callable) -> Callable:
-    """EmbeddingPipe, a pipeline's first layer: hand the boundaries to the layers behind it."""
+    """``EmbeddingPipe.forward``, a pipeline's first layer: hand the boundaries to the layers behind it."""
 
     def embedding_forward(self: Any, inputs: tuple[Tensor, ...], **keywords: Any) -> tuple[Tensor, Tensor]:
         return forward(self, inputs, **keywords), inputs[2]
@@ -268,19 +286,19 @@ def embed_and_pass_on(forward: Callable) -> Callable:
 
 
 def pass_on_until_the_last_layer(num_layers: Callable[[], int]) -> Callable[[Callable], Callable]:
-    """ParallelTransformerLayerPipe: hand the boundaries on behind the hidden states. It does so itself, but not if it
-    also gets the loss of experts; and what comes after the last layer does not expect them.
+    """``ParallelTransformerLayerPipe.forward``: hand the boundaries on behind the hidden states. The original does so
+    too, but not if it also gets the loss of experts; and what follows the last layer does not expect boundaries.
 
     Args:
-        num_layers: gives the transformer layers of the whole model.
+        num_layers: returns the number of transformer layers of the whole model.
     """
 
     def make(forward: Callable) -> Callable:
         def layer_forward(self: Any, inputs: tuple[Tensor, ...], **keywords: Any) -> Tensor | tuple[Tensor, ...]:
             boundaries = inputs[1] if isinstance(inputs, tuple) and len(inputs) > 1 else None
-            boundaries_of(boundaries)
-            found = forward(self, inputs, **keywords)
-            hidden_states, *moe_loss = (tensor for tensor in found if tensor is not boundaries)
+            micro_batch_of(boundaries)
+            outputs = forward(self, inputs, **keywords)
+            hidden_states, *moe_loss = (tensor for tensor in outputs if tensor is not boundaries)
             if self.layer_number + 1 < num_layers():
                 return hidden_states, boundaries, *moe_loss
             return (hidden_states, *moe_loss) if moe_loss else hidden_states
@@ -291,7 +309,7 @@ def pass_on_until_the_last_layer(num_layers: Callable[[], int]) -> Callable[[Cal
 
 
 def no_loss_without_targets(forward: Callable) -> Callable:
-    """GPTModel: losses of 0 for a micro-batch without any target, whose loss mask is made up."""
+    """``GPTModel.forward``: losses of 0 for a micro-batch without any target, whose loss mask is made up."""
 
     def model_forward(
         self: Any,
@@ -327,7 +345,7 @@ def no_loss_without_targets(forward: Callable) -> Callable:
 
 
 def no_pipeline_loss_without_targets(cross_entropy: Callable) -> Callable:
-    """CrossEntropy, a pipeline's loss: 0 for a micro-batch without any target."""
+    """``CrossEntropy``, a pipeline's loss: 0 for a micro-batch without any target."""
 
     def cross_entropy_of_targets(output: Tensor, labels: tuple[Tensor, Tensor]) -> Tensor:
         return cross_entropy(output, labels) * (labels[1].sum() >= 1)

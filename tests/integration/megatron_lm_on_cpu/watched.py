@@ -24,15 +24,15 @@ sys.argv[:] = sys.argv[1:]
 sys.path.insert(0, os.path.dirname(script))
 
 import megatron_bfp
-from megatron_bfp.integrations import megatron_lm
+from megatron_bfp.integrations.megatron_lm import changes, options
 
 if what.startswith("without="):
-    replace = megatron_lm.replace
-    megatron_lm.replace = lambda owner, name, *rest: name == what[8:] or replace(owner, name, *rest)
+    replace = changes.replace
+    changes.replace = lambda owner, name, *rest: name == what[8:] or replace(owner, name, *rest)
 if what.startswith("accept="):
-    megatron_lm.REFUSED.pop(what[7:], None)
+    options.REFUSED.pop(what[7:], None)
     if what == "accept=cuda_graphs":
-        megatron_lm.refuse_captured_attention = lambda args: None
+        options.refuse_captured_attention = lambda args: None
 megatron_bfp.install()
 
 import torch

@@ -1,0 +1,154 @@
+"""Megatron-LM's dataset builder with ``--data-impl bfp``: packed splits, checked and summed up before training.
+
+``choose_dataset``, ``check_and_sum_up`` and ``skip_empty_evaluation`` take a function of Megatron-LM and return its
+replacement.
+"""
+
+import argparse
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+from ...errors import BFPError, OptionError
+from ..first_samples import consumed_samples, read_first_samples
+from ..refusals import raise_together
+from ..summary import is_news, summary
+from .options import parsed_options
+
+
+def choose_dataset(initialize: Callable) -> Callable:
+    """The builder's ``__init__``, which gets our dataset class and config in place of Megatron-LM's."""
+
+    def initialize_with_packed_samples(
+        self: Any, cls: type, sizes: list[int | None], is_built_on_rank: Callable[[], bool], config: Any
+    ) -> None:
+        args = parsed_options()
+        if args is not None:
+            vocab_size = getattr(args, "padded_vocab_size", None)
+            cls, config = packed(cls, config, args.max_documents_per_sequence, vocab_size)
+            is_built_on_rank = reads_batches
+        initialize(self, cls, sizes, is_built_on_rank, config)
+
+    return initialize_with_packed_samples
+
+
+def packed(cls: type, config: Any, max_documents_per_sequence: int | None, vocab_size: int | None) -> tuple[type, Any]:
+    """The dataset class and config that replace GPTDataset and GPTDatasetConfig.
+
+    Args:
+        vocab_size: rows of the model's embedding, with its padding.
+
+    Raises:
+        OptionError: the script asks for another kind of dataset, or an option does not work with packed samples.
+    """
+    from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
+
+    from ...megatron_core.gpt_dataset import BFPGPTDataset, BFPGPTDatasetConfig
+
+    if cls is not GPTDataset or type(config) is not GPTDatasetConfig:
+        raise OptionError(
+            f"--data-impl bfp replaces GPTDataset, but this script builds {cls.__name__} with {type(config).__name__}"
+        )
+    settings = {field.name: getattr(config, field.name) for field in fields(config) if field.init}
+    settings["max_documents_per_sequence"] = max_documents_per_sequence
+    settings["model_vocab_size"] = vocab_size
+    return BFPGPTDataset, BFPGPTDatasetConfig(**settings)
+
+
+def reads_batches() -> bool:
+    """Whether this rank takes samples from the dataset: the first of each tensor-parallel group, in every pipeline
+    stage, as each stage needs the boundaries."""
+    from megatron.core import parallel_state
+
+    return parallel_state.get_tensor_model_parallel_rank() == 0
+
+
+def check_and_sum_up(build: Callable) -> Callable:
+    """The builder's ``build``, after which all ranks know whether the first samples can be read, and rank 0 prints a
+    summary of each split."""
+
+    def build_and_check(self: Any) -> list[Any]:
+        datasets = build(self)
+        args = parsed_options()
+        if args is None:
+            return datasets
+        error = None
+        try:
+            datasets = _without_empty_splits(args, datasets)
+            _read_first_samples(args, datasets)
+        except BFPError as own_error:
+            error = own_error
+        raise_together(error)  # most ranks have no datasets
+        if is_news([part for dataset in datasets for part in _parts(dataset)]):
+            _sum_up(args, datasets)
+        return datasets
+
+    return build_and_check
+
+
+def _without_empty_splits(args: argparse.Namespace, datasets: list[Any]) -> list[Any]:
+    """The splits, with None for one without samples, for which Megatron-LM has no sampler.
+
+    Raises:
+        OptionError: it is the training split, or one of several validation sets.
+    """
+    for dataset in datasets[1] if isinstance(datasets[1], list) else []:
+        if dataset is not None and not len(dataset):
+            raise OptionError(f"{dataset.dataset_path}: has no tokens; take it out of the validation sets")
+    empty = [dataset is not None and not len(dataset) for dataset in datasets]
+    if empty[0] and not getattr(args, "skip_train", False):
+        raise OptionError("the train split has no tokens; change --split or the data paths")
+    return [None if is_empty else dataset for dataset, is_empty in zip(datasets, empty, strict=True)]
+
+
+def _read_first_samples(args: argparse.Namespace, datasets: list[Any]) -> None:
+    for dataset, first in zip(datasets, consumed_samples(args), strict=True):
+        for part in dataset if isinstance(dataset, list) else [dataset]:
+            read_first_samples(part, first)
+
+
+def _sum_up(args: argparse.Namespace, datasets: list[Any]) -> None:
+    """Print one line on rank 0 for each split: indexes, sequences, padding; and one on the loss."""
+    import torch
+
+    if torch.distributed.is_initialized() and torch.distributed.get_rank() != 0:
+        return
+    for name, dataset in zip(("train", "valid", "test"), datasets, strict=True):
+        parts = _parts(dataset)
+        if parts:
+            print(f"best-fit packing: {name}: {summary(parts)}", flush=True)
+    if not args.calculate_per_token_loss:
+        print(
+            "best-fit packing: the number of targets differs between micro-batches; with --calculate-per-token-loss "
+            "each target counts the same",
+            flush=True,
+        )
+
+
+def _parts(dataset: Any) -> list[Any]:
+    """The BFPGPTDatasets that a built split consists of, without those that no sample is drawn from."""
+    parts = dataset if isinstance(dataset, list) else getattr(dataset, "datasets", [dataset])
+    return [part for part in parts if getattr(part, "sequence_index", None)]
+
+
+def skip_empty_evaluation(build_loaders: Callable) -> Callable:
+    """Megatron-LM's ``build_train_valid_test_data_loaders``, which can also do without a valid split. Megatron-LM
+    notices a missing test split, but takes its list of validation sets for a split even if it holds nothing."""
+
+    def build_loaders_with_samples(provider: Callable) -> tuple[Any, Any, Any]:
+        train, valid, test = build_loaders(provider)
+        args = parsed_options()
+        if args is not None and not _as_on_rank_0(any(loader is not None for loader in valid or ())):
+            args.do_valid, valid = 0, None
+        return train, valid, test
+
+    return build_loaders_with_samples
+
+
+def _as_on_rank_0(of_this_rank: bool) -> bool:
+    """The value that rank 0 has, on all ranks: only the first rank of a tensor-parallel group has loaders."""
+    import torch
+
+    flag = torch.tensor([int(of_this_rank)], dtype=torch.long, device="cuda")
+    torch.distributed.broadcast(flag, 0)
+    return bool(flag.item())

@@ -1,0 +1,75 @@
+"""Which modules of Megatron-LM are changed for ``--data-impl bfp``, and how."""
+
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from ...errors import IntegrationError
+from ..data_impl import without_data_impl
+from ..hooks import Hook, replace
+from . import builder, options
+
+
+def _change_arguments(module: ModuleType) -> None:
+    replace(module, "_add_data_args", "parser", options.add_options)
+    replace(module, "validate_args", "args, defaults", lambda original: options.check_options(original, HOOKS))
+
+
+def _change_builder(module: ModuleType) -> None:
+    builder_class = module.BlendedMegatronDatasetBuilder
+    replace(builder_class, "__init__", "self, cls, sizes, is_built_on_rank, config", builder.choose_dataset)
+    replace(builder_class, "build", "self", builder.check_and_sum_up)
+
+
+def _change_training(module: ModuleType) -> None:
+    from .first_step import watch_first_step
+
+    of_loaders = "build_train_valid_test_datasets_provider"
+    replace(module, "build_train_valid_test_data_loaders", of_loaders, builder.skip_empty_evaluation)
+    of_step = (
+        "forward_step_func, data_iterator, model, optimizer, opt_param_scheduler, config, forward_backward_func, "
+        "iteration, pg_collection, p2p_communicator"
+    )
+    replace(module, "train_step", of_step, lambda original: watch_first_step(original, options.parsed_options))
+
+
+def _change_local_layers(module: ModuleType) -> None:
+    """Attention inside documents for ``--transformer-impl local``, whose own attention takes no boundaries."""
+    replace(module.LocalSpecProvider, "core_attention", "self", _attention_inside_documents)
+
+
+def _attention_inside_documents(_: Callable) -> Callable:
+    def core_attention(self: Any) -> type:
+        from ...megatron_core.attention import DocumentAttention  # later: it imports the module that this hook changes
+
+        return DocumentAttention
+
+    return core_attention
+
+
+def _change_heterogeneous_layers(module: ModuleType) -> None:
+    """The same for ``--heterogeneous-layers-config-path``, whose local layers name their core attention themselves."""
+    from ...megatron_core.attention import DocumentAttention
+
+    if not hasattr(module, "DotProductAttention"):
+        raise IntegrationError(f"this Megatron has no {module.__name__}.DotProductAttention; see the README's versions")
+    setattr(module, "DotProductAttention", DocumentAttention)
+
+
+def _take_off_data_impl(_: ModuleType) -> None:
+    """Remove ``--data-impl mmap``, which Megatron-LM does not know, from the command line."""
+    sys.argv[:] = without_data_impl(sys.argv)
+
+
+HOOKS: dict[str, Hook] = {
+    "megatron.training.arguments": _change_arguments,
+    "megatron.core.datasets.blended_megatron_dataset_builder": _change_builder,
+    "megatron.core.models.backends": _change_local_layers,
+    "megatron.core.models.gpt.heterogeneous.heterogeneous_layer_specs": _change_heterogeneous_layers,
+    "megatron.training.training": _change_training,
+}
+"""Module -> what is done to it right after its import with ``--data-impl bfp``."""
+
+HOOKS_FOR_MMAP: dict[str, Hook] = {"megatron.training.arguments": _take_off_data_impl}
+"""The same with ``--data-impl mmap``."""

@@ -1,0 +1,67 @@
+"""``--data-impl`` on a command line, and which hooks its values ask for."""
+
+import pytest
+
+from megatron_bfp import OptionError
+from megatron_bfp.integrations import activation
+from megatron_bfp.integrations.data_impl import data_impl, data_impls, without_data_impl
+from megatron_bfp.integrations.megatron_deepspeed import changes as megatron_deepspeed
+from megatron_bfp.integrations.megatron_lm import changes as megatron_lm
+
+
+@pytest.mark.parametrize(
+    "arguments, expected",
+    [
+        ([], None),
+        (["--data-path", "bfp"], None),
+        (["--data-impl"], None),
+        (["--data-impl", "bfp"], "bfp"),
+        (["--data-impl=bfp"], "bfp"),
+        (["--data-impl", "mmap", "--x", "--data-impl=bfp"], "bfp"),
+        (["--data-impl=bfp", "--data-impl", "mmap"], "mmap"),
+        (["--data-imp", "bfp"], "bfp"),
+        (["--data-i=bfp"], "bfp"),
+        (["--data-", "bfp", "--data-implx", "bfp", "data-impl=bfp"], None),
+    ],
+)
+def test_the_flag_is_read_as_argparse_reads_it(arguments, expected):
+    assert data_impl(["script.py", *arguments]) == expected
+
+
+@pytest.mark.parametrize(
+    "arguments, kept",
+    [
+        (["--data-impl", "mmap", "--seed", "1"], ["--seed", "1"]),
+        (["--seed", "1", "--data-impl=mmap", "--data-i", "mmap"], ["--seed", "1"]),
+        (["--data-impl", "--data-impl", "x"], ["x"]),
+        (["--data-impl"], []),
+    ],
+)
+def test_the_flag_is_taken_off_with_its_value(arguments, kept):
+    assert without_data_impl(arguments) == kept
+
+
+BOTH = [
+    ["--data-impl", "bfp", "--data-impl", "mmap"],
+    ["--data-impl=mmap", "--seed", "1", "--data-impl=bfp"],
+    ["--data-imp", "bfp", "--data-impl=infer"],
+    ["--data-impl", "bfp", "--data-i=mmap", "--data-impl", "bfp"],
+]
+
+
+@pytest.mark.parametrize("arguments", BOTH, ids=" ".join)
+def test_fault_A07_two_values_of_data_impl_are_refused_where_a_megatron_reads_its_options(arguments):
+    values = data_impls(arguments)
+    waiting = activation._hooks_for(values)
+    assert list(waiting) == ["megatron.training.arguments", "megatron.arguments"]
+    for refuse in waiting.values():
+        with pytest.raises(OptionError) as refused:
+            refuse(None)
+        assert all(f"--data-impl {value}" in str(refused.value) for value in values)
+
+
+def test_fault_A07_one_value_twice_is_one_value():
+    assert activation._hooks_for(["bfp", "bfp"]).keys() == (megatron_lm.HOOKS | megatron_deepspeed.HOOKS).keys()
+    assert activation._hooks_for(["mmap", "mmap"]) == megatron_lm.HOOKS_FOR_MMAP
+    assert activation._hooks_for(["infer", "mmap"]) == megatron_lm.HOOKS_FOR_MMAP  # not ours to refuse
+    assert activation._hooks_for(["infer"]) == activation._hooks_for([]) == {}

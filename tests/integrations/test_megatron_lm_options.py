@@ -1,0 +1,225 @@
+"""Which of Megatron-LM's options are refused with ``--data-impl bfp``, and which are set."""
+
+import argparse
+import sys
+import types
+
+import pytest
+
+from megatron_bfp import IntegrationError, OptionError
+from megatron_bfp.integrations.megatron_lm import options as megatron_lm
+
+
+def options(**changes):
+    known = {
+        "dataloader_inter_document_masking": False,
+        "data_impl": "bfp",
+        "context_parallel_size": 1,
+        "dataloader_type": None,
+        "micro_batch_size": 1,
+        "pipeline_model_parallel_size": 1,
+        "cuda_graph_impl": "none",
+        "cuda_graph_modules": [],
+        "seq_length": 16,
+    }
+    return argparse.Namespace(**(known | changes))
+
+
+def test_the_options_of_a_plain_run_are_fine():
+    megatron_lm.check(options(fim_data=False, dataloader_type="single"))
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({attribute: True}, f"{option} cannot be used")
+        for attribute, (option, _) in megatron_lm.REFUSED.items()
+    ]
+    + [
+        ({"context_parallel_size": 2}, "--context-parallel-size above 1"),
+        ({"dataloader_type": "cyclic"}, "--dataloader-type cyclic"),
+        ({"dataloader_type": "external"}, "--dataloader-type external"),
+    ],
+)  # fmt: skip
+def test_options_that_cannot_be_honoured_are_refused(changes, message):
+    with pytest.raises(OptionError, match=message):
+        megatron_lm.check(options(**changes))
+
+
+def test_an_old_megatron_lm_is_refused_with_the_version_it_needs():
+    with pytest.raises(IntegrationError, match=r"no --dataloader-inter-document-masking.*megatron-core 0\.19"):
+        megatron_lm.check(argparse.Namespace())
+
+
+def test_options_from_elsewhere_are_refused(monkeypatch):
+    module = types.SimpleNamespace(get_args=lambda: options())
+    monkeypatch.setitem(sys.modules, "megatron.training.global_vars", module)
+    with pytest.raises(OptionError, match="--yaml-cfg"):
+        megatron_lm.parsed_options()
+    module.get_args = lambda: options(data_impl="bfp", dataloader_inter_document_masking=True)
+    assert megatron_lm.parsed_options().data_impl == "bfp"
+    monkeypatch.delitem(sys.modules, "megatron.training.global_vars")
+    assert megatron_lm.parsed_options() is None
+
+
+def validated(**changes):
+    """Options of a run of two pipeline stages, checked by our part of ``validate_args``."""
+
+    def validate_args(args, defaults={}):  # noqa: B006
+        if args.eval_micro_batch_size is None:
+            args.eval_micro_batch_size = args.micro_batch_size
+        return args
+
+    known = {"data_impl": "bfp", "micro_batch_size": 1, "eval_micro_batch_size": None, "num_experts": None}
+    known |= {"pipeline_model_parallel_size": 2, "moe_token_dispatcher_type": "alltoall"}
+    return megatron_lm.check_options(validate_args, ())(options(**known | changes))
+
+
+@pytest.mark.parametrize(
+    "changes, joins_rows",
+    [
+        ({}, False),
+        ({"micro_batch_size": 2}, True),
+        ({"eval_micro_batch_size": 2}, True),
+        ({"micro_batch_size": 2, "eval_micro_batch_size": 1}, True),
+        ({"eval_micro_batch_size": 2, "pipeline_model_parallel_size": 1}, False),
+        ({"eval_micro_batch_size": 1}, False),
+    ],
+)
+def test_fault_B01_the_larger_micro_batch_decides_whether_stages_tell_shapes(changes, joins_rows):
+    args = validated(**changes)
+    assert args.dataloader_inter_document_masking
+    assert getattr(args, "variable_seq_lengths", False) == joins_rows
+    if joins_rows:
+        with pytest.raises(OptionError, match="--eval-micro-batch-size above 1"):
+            validated(**changes, moe_token_dispatcher_type="allgather", num_experts=8)
+
+
+def test_fault_B01_a_megatron_without_a_micro_batch_of_evaluation_is_fine():
+    def validate_args(args, defaults={}):  # noqa: B006
+        return args
+
+    args = options(pipeline_model_parallel_size=2)
+    assert not hasattr(megatron_lm.check_options(validate_args, ())(args), "variable_seq_lengths")
+
+
+@pytest.mark.parametrize(
+    "values, message",
+    [
+        (["0", "a", "1", "b"], "weight of 0.0 for a"),
+        (["1", "a", "-0.5", "b"], "weight of -0.5 for b"),
+        (["nan", "a", "1", "b"], "weight of nan for a"),
+        (["inf", "a", "1", "b"], "weight of inf for a"),
+        (["1e300", "a", "1e-300", "b"], "weight of 1e-300 for b is 0 beside"),
+        (["1e308", "a", "1e308", "b"], "is 0 beside the sum of all, inf"),
+        (["0.5", "a", "b", "0.5"], "--valid-data-path: b stands where a weight is expected"),
+        (["0", "a"], "weight of 0.0 for a"),
+    ],
+)
+def test_fault_B04_weights_that_cannot_be_are_refused_before_anything_is_opened(values, message):
+    with pytest.raises(OptionError, match=message):
+        megatron_lm.check(options(valid_data_path=values))
+
+
+@pytest.mark.parametrize("values", [["a"], ["a", "b"], ["1", "a"], ["0.5", "a", "1e-3", "b"], ["a", "b", "c"], None])
+def test_fault_B04_data_paths_that_megatron_takes_are_fine(values):
+    megatron_lm.check(options(data_path=values))
+
+
+@pytest.mark.parametrize("experts", [None, 8])
+def test_stages_tell_shapes_where_rows_are_joined(experts):
+    args = argparse.Namespace(moe_token_dispatcher_type="allgather", num_experts=experts)
+    if experts:
+        with pytest.raises(OptionError, match="--moe-token-dispatcher-type alltoall, or 1 for both"):
+            megatron_lm.exchange_shapes(args)
+    else:
+        megatron_lm.exchange_shapes(args)
+        assert args.variable_seq_lengths and args.moe_token_dispatcher_type == "alltoall"
+
+
+def test_fault_A01_the_schedule_without_boundaries_is_refused_by_name():
+    with pytest.raises(OptionError, match="--overlap-moe-expert-parallel-comm cannot be used with --data-impl bfp"):
+        megatron_lm.check(options(overlap_moe_expert_parallel_comm=True))
+
+
+@pytest.mark.parametrize("old", ["hybrid_override_pattern", "mtp_hybrid_override_pattern"])
+def test_fault_A08_old_spellings_are_refused_before_they_are_copied(old):
+    with pytest.raises(OptionError, match=f"--{old.replace('_', '-')} cannot be used"):
+        megatron_lm.check(options(**{old: "M*M*"}))
+
+
+@pytest.mark.parametrize(
+    "copied, message",
+    [
+        ({"hybrid_layer_pattern": "M*M*"}, "--hybrid-layer-pattern cannot be used"),
+        ({"fim_data": True}, "--fim-data cannot be used"),
+        ({"context_parallel_size": 2}, "--context-parallel-size above 1"),
+        ({"dataloader_type": "cyclic"}, "--dataloader-type cyclic"),
+        ({"cuda_graph_impl": "local"}, "--cuda-graph-impl local cannot be used"),
+    ],
+)
+def test_fault_A08_what_validation_copies_or_sets_is_refused_too(copied, message):
+    def validate_args(args, defaults):
+        vars(args).update(copied)
+        return args
+
+    check_and_validate = megatron_lm.check_options(validate_args, ())
+    with pytest.raises(OptionError, match=message):
+        check_and_validate(options())
+    assert check_and_validate(options(data_impl="mmap"))  # no affair of ours
+
+
+def test_fault_A08_what_never_was_validated_is_refused_too(monkeypatch):
+    """As with ``--yaml-cfg``, whose options take another way."""
+    args = options(dataloader_inter_document_masking=True)
+    module = types.SimpleNamespace(get_args=lambda: args)
+    monkeypatch.setitem(sys.modules, "megatron.training.global_vars", module)
+    assert megatron_lm.parsed_options() is args
+    args.hybrid_layer_pattern = "M*M*"
+    with pytest.raises(OptionError, match="--hybrid-layer-pattern cannot be used"):
+        megatron_lm.parsed_options()
+
+
+def module_of(name):
+    """As an entry of Megatron-LM's CudaGraphModule."""
+    return types.SimpleNamespace(name=name)
+
+
+CAPTURED = [
+    {"cuda_graph_impl": "local"},
+    {"cuda_graph_impl": "transformer_engine"},
+    {"cuda_graph_impl": "full_iteration"},
+    {"cuda_graph_impl": "full_iteration", "cuda_graph_modules": [module_of("mlp")]},
+    {"cuda_graph_impl": "local", "cuda_graph_modules": ["attn"]},
+    {"cuda_graph_impl": "local", "cuda_graph_modules": [module_of("attn"), module_of("mlp")]},
+    {"cuda_graph_impl": "transformer_engine", "cuda_graph_modules": [module_of("mamba")]},
+    {"cuda_graph_impl": "local", "cuda_graph_scope_deprecated": ["full"]},
+    {"cuda_graph_impl": "local", "cuda_graph_modules": "mlp,attn"},
+    {"cuda_graph_impl": "none", "cuda_graph_scope_deprecated": ["full_iteration"]},
+    {"enable_cuda_graph": True},
+    {"external_cuda_graph": True},
+    {"external_cuda_graph": True, "cuda_graph_scope_deprecated": ["attn"]},
+]
+
+
+@pytest.mark.parametrize("changes", CAPTURED, ids=str)
+def test_fault_B11_graphs_with_attention_in_them_are_refused(changes):
+    with pytest.raises(OptionError, match="cuda-graph.*cannot be used .* where attention is captured"):
+        megatron_lm.check(options(**changes))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"cuda_graph_impl": "none", "cuda_graph_modules": ["attn"]},
+        {"cuda_graph_impl": "none", "cuda_graph_scope_deprecated": ["full_iteration_inference"]},
+        {"cuda_graph_impl": "local", "cuda_graph_modules": [module_of("mlp")]},
+        {"cuda_graph_impl": "transformer_engine", "cuda_graph_modules": ["moe_router", "moe_preprocess"]},
+        {"external_cuda_graph": True, "cuda_graph_scope_deprecated": ["moe"]},
+        {"enable_cuda_graph": False, "external_cuda_graph": False},
+    ],
+    ids=str,
+)
+def test_fault_B11_graphs_without_attention_are_fine(changes):
+    megatron_lm.check(options(**changes))
