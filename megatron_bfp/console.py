@@ -3,6 +3,7 @@
 import contextlib
 import os
 import select
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -20,7 +21,7 @@ meet an error seconds apart on a busy node; the launcher cuts the wait short as 
 
 
 def typed_name() -> str:
-    """The command's name as it was typed: ``megatron-bfp-preprocess``, ``preprocess_bfp.py``, ``python -m PACKAGE``."""
+    """The command as it was typed, without a verb: ``megatron-bfp``, ``preprocess_bfp.py``, ``python -m PACKAGE``."""
     path = sys.argv[0]
     if os.path.basename(path) == "__main__.py":
         return f"python -m {os.path.basename(os.path.dirname(os.path.abspath(path)))}"
@@ -34,6 +35,20 @@ def say(text: str) -> None:
         BFPError: it cannot be written, as where the disk is full.
     """
     _write_out(text + "\n")
+
+
+def warn(name: str, text: str) -> None:
+    """Print a line on standard error that does not end the command.
+
+    Args:
+        name: the command as it was typed.
+    """
+    print(f"{name}: warning: {text}", file=sys.stderr, flush=True)
+
+
+def exit_on_sigterm() -> None:
+    """Let SIGTERM end this process with status 143 by an exception, so that unfinished files are removed."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 
 
 def run(main: Callable[[], int | None], name: str, quiet: bool = False) -> int:

@@ -41,7 +41,7 @@ MAGICS = {
     b"\x89HDF\r\n\x1a\n": f"an HDF5 file; {EXPORT}",
     b"\x93NUMPY": f"a numpy array; {EXPORT}",
     **{bytes([0x80, version]): PICKLE for version in range(2, 6)},
-    b"MMIDIDX\x00": "an .idx of Megatron; give documents, or build indexes with --indexed",
+    b"MMIDIDX\x00": "an .idx of Megatron; give documents, or build its indexes with megatron-bfp index",
     b"PK\x03\x04": f"a zip archive; {UNPACK}",
     b"PK\x05\x06": f"a zip archive; {UNPACK}",
     b"PK\x07\x08": f"a zip archive; {UNPACK}",

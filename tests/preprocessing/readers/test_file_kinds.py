@@ -110,7 +110,7 @@ KINDS = {
     "xml": (lambda _: b'<?xml version="1.0"?>\n<a/>\n', "XML"),
     "html": (lambda _: b"<!DOCTYPE html>\n<html>\n", "HTML"),
     "git lfs": (lambda _: b"version https://git-lfs.github.com/spec/v1\noid sha256:12\nsize 9\n", "git lfs pull"),
-    "idx": (lambda _: b"MMIDIDX\x00\x00" + bytes(50), "--indexed"),
+    "idx": (lambda _: b"MMIDIDX\x00\x00" + bytes(50), "megatron-bfp index"),
     "random": (lambda _: b"\xa7\x00" + RANDOM.randbytes(5000), "neither text nor"),
     "random, begins as an object": (lambda _: b"{" + RANDOM.randbytes(9000), "none of the first"),
     "zeros": (lambda _: bytes(4096), "NUL bytes alone"),
