@@ -124,7 +124,7 @@ def _add_all(parser: argparse.ArgumentParser, required: bool) -> None:
     _add_tokens(parser.add_argument_group("tokenizer"), required)
     _add_tiktoken(parser.add_argument_group("tokenizers of type TikTokenizer"))
     _add_index(parser.add_argument_group("sequence indexes"))
-    _add_machines(parser.add_argument_group("several machines, on a shared file system"))
+    _add_processes(parser.add_argument_group("processes, on one machine or on several that share a file system"))
 
 
 def _add_documents(group: Options, required: bool) -> None:
@@ -148,9 +148,6 @@ def _add_documents(group: Options, required: bool) -> None:
         "writes OUT_KEY_document.bin, .idx and .bfp/, and OUT.summary.json; unfinished work is in OUT.shards, and the "
         "same command resumes it",
         required,
-    )
-    group.add_argument(
-        "--workers", type=int, default=1, metavar="N", help="processes that tokenize (default: %(default)s)"
     )
     group.add_argument(
         "--skip-bad-documents",
@@ -202,7 +199,10 @@ def _add_index(group: Options) -> None:
     add_cap(group)
 
 
-def _add_machines(group: Options) -> None:
+def _add_processes(group: Options) -> None:
+    group.add_argument(
+        "--workers", type=int, default=1, metavar="N", help="processes that tokenize (default: %(default)s)"
+    )
     group.add_argument(
         "--executor", default="processes", choices=EXECUTORS, help="what runs the workers (default: %(default)s)"
     )
