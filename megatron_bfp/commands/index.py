@@ -23,7 +23,7 @@ keys of --json:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the verb."""
-    parser.usage = "%(prog)s PREFIX [PREFIX ...] --seq-length L [L ...] [options]"
+    parser.usage = "%(prog)s PREFIX [PREFIX ...]\n       --seq-length L [L ...] [options]"
     add_prefixes(parser)
     add_seq_length(parser)
     add_split(parser, "one index of all documents")

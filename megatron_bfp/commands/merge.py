@@ -30,7 +30,7 @@ EPILOG = None
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the verb."""
-    parser.usage = "%(prog)s PART [PART ...] --output-prefix OUT [options]"
+    parser.usage = "%(prog)s PART [PART ...]\n       --output-prefix OUT [options]"
     parser.add_argument(
         "parts",
         nargs="+",
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="paths of the datasets to join, with or without .bin or .idx",
     )
     add_output_prefix(parser, "writes OUT.bin, OUT.idx and, with --seq-length, OUT.bfp/", required=True)
-    add_seq_length(parser, required=False)
+    add_seq_length(parser, "default: no index is built")
     add_split(parser, "one index of all documents")
     add_cap(parser)
     add_overwrite(parser, "a dataset or an index that exists")

@@ -46,6 +46,7 @@ OF_INDEX = ("split", "max_documents_per_sequence")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of ``megatron-bfp preprocess``."""
+    parser.usage = "%(prog)s --input FILE [FILE ...]\n       --output-prefix OUT --tokenizer-model PATH [options]"
     _add_all(parser, required=True)
 
 
@@ -194,7 +195,7 @@ def _add_tiktoken(group: Options) -> None:
 
 
 def _add_index(group: Options) -> None:
-    add_seq_length(group, required=False)
+    add_seq_length(group, "required without --shard-index")
     add_split(group, "one index of all documents")
     add_cap(group)
 

@@ -21,7 +21,7 @@ from ..progress import terminal_progress
 from ..sequence_index.key import split_range
 from ..tables import wrap
 from .json_output import say_json
-from .shared import Parser, add_caps, add_json, add_prefix, add_seq_length, add_split
+from .shared import SEED, Parser, add_caps, add_json, add_prefix, add_seed, add_seq_length, add_split
 
 CAPS = (32, 128)
 """Limits on the documents of a sequence that are compared by default."""
@@ -59,13 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_seq_length(parser)
     add_split(parser, "all documents; with it, those of the train split")
     add_caps(parser, CAPS)
-    parser.add_argument(
-        "--seed",
-        type=int,
-        default=1234,
-        metavar="SEED",
-        help="the run's --seed, which orders documents under concatenation (default: %(default)s, Megatron's)",
-    )
+    add_seed(parser, "which orders documents under concatenation", default=SEED)
     parser.add_argument(
         "--output",
         metavar="FOLDER",
@@ -105,14 +99,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     Raises:
         BFPError: bad options or input.
     """
-    parser = Parser(
+    execute(parser().parse_args(argv))
+
+
+def parser() -> Parser:
+    """The parser of ``megatron-bfp-report``."""
+    of_report = Parser(
         prog=typed_name(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         description=wrap(DESCRIPTION),
         epilog=EPILOG,
     )
-    add_arguments(parser)
-    execute(parser.parse_args(argv))
+    add_arguments(of_report)
+    return of_report
 
 
 def console() -> int:

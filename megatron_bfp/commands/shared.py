@@ -16,6 +16,9 @@ from ..indexed_dataset.format import idx_path
 from ..sequence_index.key import index_directory, split_fractions
 from ..tokenizers.registry import TOKENIZER_TYPES
 
+SEED = 1234
+"""Megatron's default for --seed."""
+
 Options = argparse._ActionsContainer
 """A parser or a group of one: whatever options are added to."""
 
@@ -89,16 +92,21 @@ def add_output_prefix(options: Options, meaning: str, required: bool) -> None:
     options.add_argument("--output-prefix", metavar="OUT", required=required, help=meaning)
 
 
-def add_seq_length(options: Options, required: bool = True) -> None:
-    """``--seq-length L ...``: one or more sequence lengths."""
+def add_seq_length(options: Options, without: str = "") -> None:
+    """``--seq-length L ...``: one or more sequence lengths.
+
+    Args:
+        without: when it can be left out and what happens then; "" if it is always required.
+    """
+    meaning = "tokens per training sequence; with several lengths, each is done"
     options.add_argument(
         "--seq-length",
         nargs="+",
         type=int,
-        required=required,
+        required=not without,
         default=[],
         metavar="L",
-        help="tokens per training sequence; with several lengths, each is done",
+        help=f"{meaning} ({without})" if without else meaning,
     )
 
 
@@ -140,6 +148,22 @@ def add_caps(options: Options, default: tuple[int, ...]) -> None:
     )
 
 
+def add_seed(options: Options, meaning: str, default: int | None = None) -> None:
+    """``--seed``.
+
+    Args:
+        meaning: what it does.
+        default: None if it must be seen whether the option was given; then None stands for ``SEED``.
+    """
+    options.add_argument(
+        "--seed",
+        type=int,
+        default=default,
+        metavar="SEED",
+        help=f"the --seed of your training, {meaning} (default: {SEED}, as in Megatron)",
+    )
+
+
 def add_overwrite(options: Options, what: str) -> None:
     """``--overwrite``.
 
@@ -159,12 +183,13 @@ def add_cache_path(options: Options) -> None:
     )
 
 
-def add_tokenizer(options: Options, purpose: str = "", required: bool = False) -> None:
+def add_tokenizer(options: Options, without: str = "", required: bool = False) -> None:
     """``--tokenizer-type``, ``--tokenizer-model``, ``--eod-token`` and ``--bos-token``.
 
     Args:
-        purpose: what the tokenizer is for, if it can be left out.
+        without: what is done without a tokenizer, if it can be left out.
     """
+    model = "a tokenizer.json or its folder, a SentencePiece model or a tiktoken file"
     options.add_argument(
         "--tokenizer-type",
         default="HuggingFaceTokenizer",
@@ -175,7 +200,7 @@ def add_tokenizer(options: Options, purpose: str = "", required: bool = False) -
         "--tokenizer-model",
         metavar="PATH",
         required=required,
-        help=f"{purpose}a tokenizer.json or its folder, a SentencePiece model or a tiktoken file",
+        help=f"{model} (default: {without})" if without else model,
     )
     options.add_argument(
         "--eod-token", metavar="TEXT", help="the end-of-document token (default: the one that the tokenizer names)"

@@ -16,10 +16,17 @@ from ..sequence_index.reader import SequenceIndex
 from ..tokenizers.interface import Tokenizer
 from ..tokenizers.registry import load_tokenizer
 from .json_output import say_json
-from .shared import add_cache_path, add_cap, add_json, add_one_seq_length, add_prefix, add_split, add_tokenizer
-
-SEED = 1234
-"""Megatron's default for --seed."""
+from .shared import (
+    SEED,
+    add_cache_path,
+    add_cap,
+    add_json,
+    add_one_seq_length,
+    add_prefix,
+    add_seed,
+    add_split,
+    add_tokenizer,
+)
 
 DESCRIPTION = (
     "Show what one training sequence consists of: which parts of which documents, and with a tokenizer their text. "
@@ -45,14 +52,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--sequence", type=int, metavar="I", help="a sequence of the index, counted from 0")
     which.add_argument("--sample", type=int, metavar="S", help="a sample of a training run, counted from 0")
-    parser.add_argument("--seed", type=int, help=f"the run's --seed, which orders its samples (default: {SEED})")
+    add_seed(parser, "which orders its samples")
     add_split(parser, "the index of all documents")
     parser.add_argument(
         "--split-name", choices=SPLIT_NAMES, help=f"which of the splits of --split (default: {SPLIT_NAMES[0]})"
     )
     add_cap(parser)
     add_cache_path(parser)
-    add_tokenizer(parser, "show text with this tokenizer: ")
+    add_tokenizer(parser, "no text is shown")
     parser.add_argument("--text", action="store_true", help="print the text of every chunk in full")
     parser.add_argument(
         "--html",

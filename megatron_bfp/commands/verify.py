@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="also read the .bin: ids must be in the vocabulary, and BOS and EOD where each document begins and ends",
     )
-    add_tokenizer(parser, "the tokenizer of --tokens: ")
+    add_tokenizer(parser, "--tokens takes --vocab-size")
     add_append_bos(parser, "each document begins with the BOS token, or need not")
     numbers = parser.add_argument_group("numbers in place of a tokenizer, for --tokens")
     numbers.add_argument("--vocab-size", type=int, metavar="N", help="ids are below N (default: the tokenizer's)")
