@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_tokenizer(parser, "--tokens takes --vocab-size")
     add_append_bos(parser, "each document begins with the BOS token, or need not")
-    numbers = parser.add_argument_group("numbers in place of a tokenizer, for --tokens")
+    numbers = parser.add_argument_group("numbers instead of a tokenizer, for --tokens")
     numbers.add_argument("--vocab-size", type=int, metavar="N", help="ids are below N (default: the tokenizer's)")
     numbers.add_argument("--eod-id", type=int, metavar="ID", help="documents end with this id (default: not checked)")
     numbers.add_argument("--bos-id", type=int, metavar="ID", help="documents begin with this id (default: not checked)")
