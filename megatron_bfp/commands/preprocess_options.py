@@ -109,14 +109,14 @@ def check(options: argparse.Namespace) -> None:
 
 
 def warn_of_options_without_effect(options: argparse.Namespace) -> None:
-    """Print a line for each option that is given and changes nothing."""
+    """Print a line for each option that is given and has no effect."""
     given = [name for name, value in vars(options).items() if value != options.parser.get_default(name)]
     for line in without_effect(options, given):
         warn(options.parser.prog, line)
 
 
 def _add_all(parser: argparse.ArgumentParser, required: bool) -> None:
-    """The groups of options.
+    """Add all options, in groups.
 
     Args:
         required: whether the options that name input, output and tokenizer must be given.
@@ -229,10 +229,10 @@ def _add_processes(group: Options) -> None:
 
 
 def without_effect(options: argparse.Namespace, given: Sequence[str]) -> Iterator[str]:
-    """A line for each option that is given and changes nothing.
+    """A line for each option that is given and has no effect.
 
     Args:
-        given: names of the options that are not as they are by default.
+        given: names of the options whose values are not the defaults.
     """
     for name in given:
         where = _needed_for(name, options)
@@ -241,7 +241,7 @@ def without_effect(options: argparse.Namespace, given: Sequence[str]) -> Iterato
 
 
 def _needed_for(name: str, options: argparse.Namespace) -> str | None:
-    """The option without which an option changes nothing, if that is not given."""
+    """The option that an option needs to have an effect, if that one is not given."""
     if name in OF_INPUT and not options.input:
         return "--input"
     if name == "output_prefix" and not (options.input or options.parts):
@@ -256,27 +256,29 @@ def _needed_for(name: str, options: argparse.Namespace) -> str | None:
 
 
 def _check_part(options: argparse.Namespace) -> None:
-    """Refuse a part of the input that is none, and an index of a part, which is of no use."""
+    """Refuse an impossible ``--shard-index`` or ``--shard-count``, and an index of a part, which nobody could use."""
     index, count = options.shard_index, options.shard_count
     if index is None and count is None:
         if not options.seq_length:
-            raise OptionError("--seq-length is needed (for each length of training sequences, an index is built)")
+            raise OptionError("--seq-length is needed: an index is built for each length of training sequences")
         return
     if index is None or count is None:
         raise OptionError("--shard-index and --shard-count are needed together")
     if not options.input:
-        raise OptionError("--shard-index: only the documents of --input are cut into parts")
+        raise OptionError("--shard-index is for --input: only documents are split into parts")
     if options.seq_length:
         raise OptionError("--seq-length: a part of a dataset needs no index; give it to megatron-bfp merge")
     if not 0 <= index < checked_count("--shard-count", count) <= LARGEST_SHARD_COUNT:
         raise OptionError(f"--shard-index {index}: is not from 0 to {count - 1}, or there are over 99,999 parts")
     for value in options.input:
         if value == STANDARD_INPUT or (os.path.exists(value) and not os.path.isdir(value) and is_stream(value)):
-            raise OptionError(f"--shard-index: {value} can be read once, so parts cannot be cut; give files")
+            raise OptionError(
+                f"--shard-index: {value} can be read once only, so it cannot be split into parts; give files"
+            )
 
 
 def _check_keys(keys: Sequence[str]) -> None:
-    """Refuse keys that cannot name a dataset each."""
+    """Refuse keys that cannot be a part of a dataset's name, or that are given twice."""
     for key in keys:
         if not key or "/" in key or "\0" in key:
             raise OptionError(
@@ -287,7 +289,11 @@ def _check_keys(keys: Sequence[str]) -> None:
 
 
 def run_of(options: argparse.Namespace, paths: Sequence[str]) -> Run:
-    """What the options ask to be done with documents in these files."""
+    """The job that the options ask for.
+
+    Args:
+        paths: the input files.
+    """
     tokenizer = TokenizerOptions(
         options.tokenizer_type,
         options.tokenizer_model,
@@ -310,7 +316,7 @@ def run_of(options: argparse.Namespace, paths: Sequence[str]) -> Run:
 
 
 def executor_of(options: argparse.Namespace) -> Executor:
-    """What runs the shards.
+    """What runs the tasks: processes of this machine, or Ray.
 
     Raises:
         OptionError: Ray is not installed, or there is no cluster.
@@ -323,6 +329,7 @@ def executor_of(options: argparse.Namespace) -> Executor:
 
 
 def _tiktoken_options(options: argparse.Namespace) -> TiktokenOptions:
+    """What the options say about a TikTokenizer."""
     names = options.tiktoken_special_tokens
     return TiktokenOptions(
         options.tiktoken_pattern,

@@ -86,7 +86,7 @@ def test_output_of_every_verb_fits_a_terminal_of_80_columns(corpus, tmp_path):
         f"megatron-bfp merge|{name}|{name}|--output-prefix|two|{index}",
         f"megatron-bfp report|{name}|--seq-length|2048|131072|--output|report",
         f"megatron-bfp verify|{name}|two|--tokens|--vocab-size|100",
-        f"megatron-bfp show|{name}|--seq-length|8192|--split|969,30,1|--sample|77|--text|--html|page.html",
+        f"megatron-bfp show|{name}|--seq-length|8192|--split|969,30,1|--sample|77|--html|page.html",
         "megatron-bfp status",
         f"megatron-bfp-preprocess|--indexed|{name}|{index}",
         f"megatron-bfp-report|{name}|{index}",
