@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="paths of the datasets to join, with or without .bin or .idx",
     )
     add_output_prefix(parser, "writes OUT.bin, OUT.idx and, with --seq-length, OUT.bfp/", required=True)
-    add_seq_length(parser, "default: no index is built")
+    add_seq_length(parser, without="default: no index is built")
     add_split(parser, "one index of all documents")
     add_cap(parser)
     add_overwrite(parser, "a dataset or an index that exists")

@@ -195,7 +195,7 @@ def _add_tiktoken(group: Options) -> None:
 
 
 def _add_index(group: Options) -> None:
-    add_seq_length(group, "required without --shard-index")
+    add_seq_length(group, without="required without --shard-index")
     add_split(group, "one index of all documents")
     add_cap(group)
 

@@ -21,7 +21,7 @@ from ..progress import terminal_progress
 from ..sequence_index.key import split_range
 from ..tables import wrap
 from .json_output import say_json
-from .shared import SEED, Parser, add_caps, add_json, add_prefix, add_seed, add_seq_length, add_split
+from .shared import SEED, Parser, add_cap, add_json, add_prefix, add_seed, add_seq_length, add_split
 
 CAPS = (32, 128)
 """Limits on the documents of a sequence that are compared by default."""
@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_prefix(parser)
     add_seq_length(parser)
     add_split(parser, "all documents; with it, those of the train split")
-    add_caps(parser, CAPS)
+    add_cap(parser, compared=CAPS)
     add_seed(parser, "which orders documents under concatenation", default=SEED)
     parser.add_argument(
         "--output",

@@ -65,6 +65,16 @@ def dataset_prefix(path: str) -> str:
     return prefix
 
 
+def tokens_per_sequence(word: str) -> int:
+    """An integer, for ``type=`` of ``--seq-length``. A path after it is a common slip, and told as such."""
+    try:
+        return int(word)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{word!r} is not a number of tokens; give the paths of datasets before --seq-length"
+        ) from None
+
+
 def add_prefix(options: Options) -> None:
     """``PREFIX``: one dataset."""
     options.add_argument(
@@ -92,27 +102,23 @@ def add_output_prefix(options: Options, meaning: str, required: bool) -> None:
     options.add_argument("--output-prefix", metavar="OUT", required=required, help=meaning)
 
 
-def add_seq_length(options: Options, without: str = "") -> None:
-    """``--seq-length L ...``: one or more sequence lengths.
+def add_seq_length(options: Options, several: bool = True, without: str = "") -> None:
+    """``--seq-length L ...``.
 
     Args:
+        several: whether several lengths may be given, each of which is done.
         without: when it can be left out and what happens then; "" if it is always required.
     """
-    meaning = "tokens per training sequence; with several lengths, each is done"
+    meaning = "tokens per training sequence" + several * "; with several lengths, each is done"
+    settings: dict[str, Any] = {"nargs": "+", "default": []} if several else {}
     options.add_argument(
         "--seq-length",
-        nargs="+",
-        type=int,
+        type=tokens_per_sequence,
         required=not without,
-        default=[],
         metavar="L",
         help=f"{meaning} ({without})" if without else meaning,
+        **settings,
     )
-
-
-def add_one_seq_length(options: Options) -> None:
-    """``--seq-length L``."""
-    options.add_argument("--seq-length", type=int, required=True, metavar="L", help="tokens per training sequence")
 
 
 def add_split(options: Options, default: str) -> None:
@@ -126,26 +132,18 @@ def add_split(options: Options, default: str) -> None:
     )
 
 
-def add_cap(options: Options) -> None:
-    """``--max-documents-per-sequence N``."""
-    options.add_argument(
-        "--max-documents-per-sequence",
-        type=int,
-        metavar="N",
-        help="put at most N documents into a sequence (default: no limit)",
-    )
+def add_cap(options: Options, compared: tuple[int, ...] = ()) -> None:
+    """``--max-documents-per-sequence N``.
 
-
-def add_caps(options: Options, default: tuple[int, ...]) -> None:
-    """``--max-documents-per-sequence N ...``, for a comparison."""
-    options.add_argument(
-        "--max-documents-per-sequence",
-        nargs="+",
-        type=int,
-        default=default,
-        metavar="N",
-        help=f"limits to compare with packing without a limit (default: {' '.join(map(str, default))})",
-    )
+    Args:
+        compared: limits that are compared with each other by default; without them, one limit is obeyed.
+    """
+    settings: dict[str, Any] = {"help": "put at most N documents into a sequence (default: no limit)"}
+    if compared:
+        default = " ".join(map(str, compared))
+        settings = {"help": f"limits to compare with packing without a limit (default: {default})"}
+        settings |= {"nargs": "+", "default": compared}
+    options.add_argument("--max-documents-per-sequence", type=int, metavar="N", **settings)
 
 
 def add_seed(options: Options, meaning: str, default: int | None = None) -> None:

@@ -21,9 +21,9 @@ from .shared import (
     add_cache_path,
     add_cap,
     add_json,
-    add_one_seq_length,
     add_prefix,
     add_seed,
+    add_seq_length,
     add_split,
     add_tokenizer,
 )
@@ -48,7 +48,7 @@ keys of --json:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the verb."""
     add_prefix(parser)
-    add_one_seq_length(parser)
+    add_seq_length(parser, several=False)
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--sequence", type=int, metavar="I", help="a sequence of the index, counted from 0")
     which.add_argument("--sample", type=int, metavar="S", help="a sample of a training run, counted from 0")

@@ -8,6 +8,8 @@ import pytest
 from helpers.commands import COMMANDS, ONE_DOOR, VERBS, call, parser_of
 from helpers.datasets import ROOT
 
+from megatron_bfp.commands.shared import tokens_per_sequence
+
 GOOD = {
     "preprocess": ["--input", "a.jsonl", "--output-prefix", "out", "--tokenizer-model", "t.json", "--seq-length", "64"],
     "index": ["data", "--seq-length", "64"],
@@ -38,7 +40,7 @@ def bad_arguments(parser, good):
                     yield [*good, f"{option}=x"]
                 continue
             yield [*good, option]
-            if action.type is int:
+            if action.type in (int, tokens_per_sequence):
                 yield from ([*good, option, value] for value in ("abc", "1.5", ""))
             if action.choices:
                 yield [*good, option, "nonesuch"]
@@ -70,6 +72,7 @@ VALUES = [
     ("index data --seq-length 8 --split 1,x", "--split"),
     ("index data --seq-length 8 --split -1,1,0", "--split"),
     ("index data --seq-length 8 --max-documents-per-sequence 0", "max_documents_per_sequence"),
+    ("index --seq-length 8 data", "'data' is not a number of tokens; give the paths of datasets before --seq-length"),
     ("index gone --seq-length 8", "gone.idx: no such file"),
     ("merge a --output-prefix out --split 9,1", "--split needs --seq-length"),
     ("merge a --output-prefix out --max-documents-per-sequence 3", "--max-documents-per-sequence needs --seq-length"),
