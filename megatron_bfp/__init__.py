@@ -1,12 +1,25 @@
-"""Best-fit Packing for Megatron: documents to training sequences without needless cuts.
+"""Best-fit Packing for Megatron: every document that fits into a training sequence stays whole.
 
-The way of the data, with the module that takes each step::
+How data flows, with the package that takes each step::
 
-    raw documents --preprocessing--> PREFIX.bin/.idx --packing, index_building--> PREFIX.bfp/s2048-d0-969/
-        --shuffle, sequence_index--> chunks of a sample --samples--> tokens, labels, loss_mask, cu_seqlens, ...
-        --gpt_dataset--> BFPGPTDataset in megatron-core's builder --attention--> loss of every document alone
+    documents (JSON Lines, Parquet)
+        |  preprocessing, tokenizers
+    PREFIX.bin, PREFIX.idx                     the tokens, read and written by indexed_dataset
+        |  packing                             which documents share a sequence
+        |  sequence_index.builder
+    PREFIX.bfp/s2048-d0-969/                   the sequence index of 2,048 tokens and documents 0 to 968
+        |  samples.order                       which sequence is sample i of this seed
+        |  sequence_index.reader               its chunks
+        |  samples.sample                      tokens, labels, loss_mask, position_ids, cu_seqlens
+        |  megatron_core.gpt_dataset           BFPGPTDataset, in megatron-core's builder and blends
+    batches
+        |  attention, megatron_core.attention  attention inside each document only
+    loss
 
-``megatron_bfp.pack`` and the file formats need numpy alone. The dataset classes need megatron-core and torch and are
+``integrations`` puts the last steps into Megatron-LM and Megatron-DeepSpeed scripts, ``inspection`` reports on datasets
+and shows sequences, and ``commands`` is the command line, ``megatron-bfp``.
+
+``megatron_bfp.pack`` and the file formats need numpy only. The dataset classes need megatron-core and torch and are
 imported when first used.
 """
 

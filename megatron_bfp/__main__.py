@@ -1,4 +1,4 @@
-"""``python -m megatron_bfp``, the door to ``commands.main``."""
+"""``python -m megatron_bfp``, which is ``megatron-bfp``: see ``commands.main``."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Numbers that callers give: sequence lengths and caps, checked in one place."""
+"""The checks of numbers that callers give: counts, sequence lengths and caps."""
 
 from typing import Any
 
@@ -7,11 +7,14 @@ import numpy as np
 from .errors import OptionError
 
 MOST_TOKENS = 1 << 24
-"""Largest ``seq_length``. A sample of so many positions takes 0.6 GB, and packing some hundred MB beside the corpus."""
+"""Largest ``seq_length``. A sample of this length takes 0.6 GB, and packing some hundred MB beside the corpus."""
 
 
 def checked_count(name: str, value: Any) -> int:
     """``value`` as an int, if it is an integer from 1 to 2**31 - 1 (cu_seqlens are int32).
+
+    Args:
+        name: of the option or argument, for the message.
 
     Raises:
         OptionError: it is not.

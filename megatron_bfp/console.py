@@ -1,8 +1,9 @@
-"""What every process that talks to a person shares: one-line errors, exit statuses, output that a pipe may close."""
+"""What all commands share: errors of one line, exit statuses, and output into a pipe that may be closed."""
 
 import contextlib
 import os
 import select
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -11,16 +12,14 @@ from .errors import BFPError
 from .optional import not_installed
 
 CLOSED_PIPE_STATUS = 141
-"""What a shell says of a program that SIGPIPE ended, as ``cat`` is by ``cat FILE | head``."""
-
-
+"""The exit status in a shell of a program that SIGPIPE ended, such as ``cat`` in ``cat FILE | head``."""
 QUIET_SECONDS = 5.0
-"""A rank that prints nothing ends after the one that does: launchers end all others when the first has ended. Ranks
-meet an error seconds apart on a busy node; the launcher cuts the wait short as soon as the error is told."""
+"""How long a rank that prints nothing waits before it ends. Launchers kill all ranks when the first one ends, and ranks
+reach an error seconds apart on a busy node, so the rank that prints must end first."""
 
 
 def typed_name() -> str:
-    """The command's name as it was typed: ``megatron-bfp-preprocess``, ``preprocess_bfp.py``, ``python -m PACKAGE``."""
+    """The command as it was typed, without a verb: ``megatron-bfp``, ``preprocess_bfp.py``, ``python -m PACKAGE``."""
     path = sys.argv[0]
     if os.path.basename(path) == "__main__.py":
         return f"python -m {os.path.basename(os.path.dirname(os.path.abspath(path)))}"
@@ -28,22 +27,37 @@ def typed_name() -> str:
 
 
 def say(text: str) -> None:
-    """Print what a command has to say, at once.
+    """Print the output of a command at once.
 
     Raises:
-        BFPError: it cannot be written, as where the disk is full.
+        BFPError: it cannot be written, for example because the disk is full.
     """
     _write_out(text + "\n")
+
+
+def warn(name: str, text: str) -> None:
+    """Print a line on standard error that does not end the command.
+
+    Args:
+        name: the command as it was typed.
+    """
+    print(f"{name}: warning: {text}", file=sys.stderr, flush=True)
+
+
+def exit_on_sigterm() -> None:
+    """Let SIGTERM end this process with status 143 by an exception, so that unfinished files are removed."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 
 
 def run(main: Callable[[], int | None], name: str, quiet: bool = False) -> int:
     """Run a command and turn its errors into an exit status: 0 done, 2 bad options or input, 130 interrupted.
 
-    If what it prints to is closed, as by ``| head``, it ends without a word and with status 141.
+    If its output is a pipe that is closed, as by ``| head``, it ends silently with status 141.
 
     Args:
-        main: returns a status of its own, or None when it is done.
-        quiet: print nothing of errors that every rank meets; for all but one of several processes of a run.
+        main: the command; returns a status of its own, or None for 0.
+        name: the command as it was typed, which errors begin with.
+        quiet: do not print errors that every rank raises; for all but one rank of a run.
     """
     try:
         return _run_and_flush(main)
@@ -71,7 +85,7 @@ def run(main: Callable[[], int | None], name: str, quiet: bool = False) -> int:
 
 
 def _run_and_flush(main: Callable[[], int | None]) -> int:
-    """What ``main`` returns, once all that it printed has gone out; Python itself does that when it is too late."""
+    """What ``main`` returns, after its output is flushed. Python flushes at exit, too late for an error of one line."""
     try:
         status = main() or 0
     except SystemExit:  # --help and --version print, too
@@ -82,7 +96,7 @@ def _run_and_flush(main: Callable[[], int | None]) -> int:
 
 
 def _write_out(text: str = "") -> None:
-    """Write to standard output what is there to write, if the caller has not closed it."""
+    """Write to standard output and flush it, if the caller has not closed it."""
     try:
         if sys.stdout is not None:
             sys.stdout.write(text)
@@ -99,14 +113,14 @@ def _tell(message: str) -> None:
 
 
 def _is_closed(descriptor: int) -> bool:
-    """Whether nobody can read any more what is written to a pipe or a socket."""
+    """Whether the other end of a pipe or a socket is closed."""
     poll = select.poll()
     poll.register(descriptor, 0)
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
 
 def _drop_what_cannot_be_printed() -> None:
-    """Keep Python from trying to print the rest at exit, and from saying that it could not."""
+    """Keep Python from printing the rest at exit, and from complaining if it cannot."""
     for stream in filter(None, (sys.stdout, sys.stderr)):
         try:
             stream.flush()

@@ -2,14 +2,14 @@
 
 
 class BFPError(Exception):
-    """Base of all errors that a user can mend; command lines print it as one line and exit with status 2."""
+    """Base of all errors that a user can fix; commands print it as one line and exit with status 2."""
 
     on_every_rank = False
-    """Whether every rank of a run meets the error alike, so that one of them is enough to print it."""
+    """Whether every rank of a run raises this error, so that one rank is enough to print it."""
 
 
 class OptionError(BFPError, ValueError):
-    """An option or argument has a value that cannot be honoured."""
+    """An option or argument has a value that is not supported."""
 
     on_every_rank = True
 
@@ -27,10 +27,10 @@ class SequenceIndexError(BFPError):
 
 
 class IntegrationError(BFPError):
-    """A training script's Megatron is not one that this package knows, or was imported before the plugin."""
+    """The training script's Megatron is not supported, or was imported before the plugin."""
 
 
 class UnsupportedMegatronError(IntegrationError):
-    """As IntegrationError, found while Megatron is imported or reads its options, which all ranks do alike."""
+    """As IntegrationError, raised while Megatron is imported or parses its options, which all ranks do alike."""
 
     on_every_rank = True

@@ -1,4 +1,4 @@
-"""What is not installed, with the pip command that installs it."""
+"""Optional packages: the error for one that is not installed names the pip command that installs it."""
 
 EXTRAS = {
     "torch": "deepspeed",
@@ -18,9 +18,9 @@ EXTRAS = {
     "ray": "ray",
     "pyflakes": "ablation",
 }
-"""Module that is imported -> extra that brings it."""
+"""Imported module -> the extra of this package that installs it."""
 PACKAGES = {"megatron": "megatron-core", "backports": "backports.zstd"}
-"""Module -> package, where their names differ."""
+"""Imported module -> package, if their names differ."""
 
 
 def pip_command(module: str) -> str:
@@ -29,10 +29,11 @@ def pip_command(module: str) -> str:
 
 
 def not_installed(error: ModuleNotFoundError, what: str = "this") -> ModuleNotFoundError:
-    """The error to raise in place of one that an import raised: it names the package and the pip command.
+    """The error to raise instead of the one that an import raised: it names the package and the pip command.
 
     Args:
-        what: that which needs the package.
+        error: of the import. It is returned as it is if its module belongs to no extra.
+        what: what needs the package.
     """
     module = (error.name or "").partition(".")[0]
     if module not in EXTRAS:

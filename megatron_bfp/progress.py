@@ -1,4 +1,4 @@
-"""Progress of anything that takes longer than two seconds: a bar on a terminal, plain lines elsewhere."""
+"""Progress of whatever takes longer than two seconds: a bar on a terminal, a line every ten seconds elsewhere."""
 
 import logging
 import sys
@@ -12,11 +12,11 @@ Progress = Callable[[Iterable, int | None, str], Iterable]
 FIRST_SECONDS = 2.0
 LINE_SECONDS = 10.0
 BAR = "{percentage:3.0f}%|{bar}|"
-"""tqdm's: takes the room that the rest of the line leaves."""
+"""In tqdm's notation: the bar fills what the rest of the line leaves free."""
 
 
 def without_progress(steps: Iterable, number: int | None, description: str) -> Iterable:
-    """The default ``Progress``: says nothing."""
+    """The default ``Progress``: prints nothing."""
     return steps
 
 
@@ -30,10 +30,11 @@ def terminal_progress(blocks: Iterable, number: int | None, description: str) ->
 
 
 def terminal_bar(bar_format: str, **settings: Any) -> Any:
-    """A bar of tqdm's on standard error; None if that is no terminal.
+    """A tqdm bar on standard error; None if that is not a terminal or tqdm is not installed.
 
     Args:
-        bar_format: tqdm's.
+        bar_format: the line, in tqdm's notation.
+        settings: further arguments of ``tqdm``.
     """
     if not sys.stderr.isatty():
         return None

@@ -15,10 +15,10 @@ def format_table(
 ) -> str:
     """Rows as aligned text: numbers to the right, the rest to the left. Integers get separators of thousands.
 
-    A cell of "-" stands for a number that is not there.
+    A cell of "-" stands for a missing number.
 
     Args:
-        width: columns of text. A wider table goes on below itself, with its first column repeated; None: any width.
+        width: columns of the terminal. A wider table continues below, with its first column repeated; None: any width.
     """
     cells = [[str(cell) if isinstance(cell, str) else f"{cell:,}" for cell in row] for row in [header, *rows]]
     widths = [max(3 * markdown, *(len(row[column]) for row in cells)) for column in range(len(header))]
@@ -36,12 +36,12 @@ def format_table(
 
 
 def wrap(text: str) -> str:
-    """A paragraph in lines of at most 80 columns. Words stay whole, so that a path can be copied."""
+    """A paragraph in lines of at most 80 columns. Words stay whole, so paths can be copied."""
     return textwrap.fill(text, WIDTH, break_long_words=False, break_on_hyphens=False)
 
 
 def _columns_side_by_side(widths: Sequence[int], markdown: bool, width: int | None) -> Iterator[list[int]]:
-    """Columns that fit beside each other; the first column is in all of these lists."""
+    """Lists of columns that fit beside each other; each begins with the first column."""
     between, around = (3, 4) if markdown else (2, 0)
     columns = [0]
     for column in range(1, len(widths)):

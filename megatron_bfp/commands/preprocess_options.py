@@ -1,24 +1,38 @@
-"""The options of ``megatron-bfp-preprocess``: what they are, what cannot be, and what they stand for."""
+"""The options of ``megatron-bfp preprocess``, and of its old form ``megatron-bfp-preprocess``.
+
+What they are, which values are refused before anything is read, and the job that they ask for.
+"""
 
 import argparse
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from ..arguments import checked_cap, checked_count, checked_seq_length
-from ..console import typed_name
+from ..arguments import checked_count
+from ..console import typed_name, warn
 from ..errors import OptionError
 from ..preprocessing.executors.processes import run_in_processes
 from ..preprocessing.job import Job
 from ..preprocessing.plan import is_stream
 from ..preprocessing.readers.documents import STANDARD_INPUT
 from ..preprocessing.readers.input_files import BAD_DOCUMENTS_SUFFIX
-from ..preprocessing.write import Executor, refuse_to_replace
-from ..sequence_index.key import split_fractions
-from ..tokenizers.registry import TOKENIZER_TYPES, TokenizerOptions
+from ..preprocessing.write import Executor
+from ..tokenizers.registry import TokenizerOptions
 from ..tokenizers.tiktoken import PATTERNS, TiktokenOptions
-from .shared import Parser, dataset_prefix
+from .shared import (
+    Options,
+    Parser,
+    add_append_bos,
+    add_cap,
+    add_output_prefix,
+    add_overwrite,
+    add_seq_length,
+    add_split,
+    add_tokenizer,
+    check_output_prefix,
+    check_packing,
+    dataset_prefix,
+)
 
 EXECUTORS = ("processes", "ray")
 LARGEST_SHARD_COUNT = 99_999
@@ -30,108 +44,195 @@ OF_INPUT = (
 OF_INDEX = ("split", "max_documents_per_sequence")
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of ``megatron-bfp preprocess``."""
+    parser.usage = "%(prog)s --input FILE [FILE ...]\n       --output-prefix OUT --tokenizer-model PATH [options]"
+    _add_all(parser, required=True)
+
+
+def old_parser() -> Parser:
+    """The parser of ``megatron-bfp-preprocess``: the verbs index and merge are its ``--indexed`` and ``--merge``."""
+    parser = Parser(
+        prog=typed_name(),
+        description="Tokenize documents into a Megatron dataset (.bin/.idx) and build its sequence indexes; or build "
+        "the indexes of existing datasets (--indexed); or join datasets (--merge). The same is done by megatron-bfp "
+        "preprocess, megatron-bfp index and megatron-bfp merge.",
+    )
+    _add_all(parser, required=False)
+    existing = parser.add_argument_group("existing datasets")
+    for option, name, text in (
+        ("--indexed", "prefixes", "build the indexes of these datasets"),
+        ("--merge", "parts", "join these datasets, in this order, to OUT.bin and OUT.idx"),
+    ):
+        existing.add_argument(option, dest=name, nargs="+", type=dataset_prefix, metavar="PREFIX", help=text)
+    parser.set_defaults(parser=parser, json=False)
+    return parser
+
+
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The options, checked as far as can be done before anything is read.
+    """The options of ``megatron-bfp-preprocess``, checked as far as can be done before anything is read.
 
     Raises:
         OptionError: one of them is wrong, or they do not go together.
     """
-    parser = Parser(
-        prog=typed_name(),
-        description="Tokenize documents into a Megatron dataset (.bin/.idx) and build its best-fit packed sequence "
-        "index, build the index of a dataset that exists (--indexed), or join datasets (--merge).",
-    )
-    source = parser.add_argument_group("documents to a dataset")
-    source.add_argument(
+    options = old_parser().parse_args(argv)
+    if [bool(options.input), bool(options.prefixes), bool(options.parts)].count(True) != 1:
+        raise OptionError("give one of --input, --indexed and --merge")
+    check_packing(options)
+    _check_part(options)
+    if not options.prefixes:
+        if not options.output_prefix:
+            raise OptionError("--output-prefix is needed with --input and --merge")
+        check_output_prefix(options)
+    if options.input:
+        if not options.tokenizer_model:
+            raise OptionError("--tokenizer-model is needed with --input")
+        check(options)
+    warn_of_options_without_effect(options)
+    return options
+
+
+def check(options: argparse.Namespace) -> None:
+    """Refuse what cannot work before anything is read or written.
+
+    Raises:
+        OptionError: an option is wrong, or two do not go together.
+    """
+    check_packing(options)
+    checked_count("--workers", options.workers)
+    _check_part(options)
+    check_output_prefix(options)
+    _check_keys(options.json_keys)
+    for name in ("tiktoken_num_special_tokens", "vocab_size"):
+        if getattr(options, name) is not None:
+            checked_count(f"--{name.replace('_', '-')}", getattr(options, name))
+
+
+def warn_of_options_without_effect(options: argparse.Namespace) -> None:
+    """Print a line for each option that is given and has no effect."""
+    given = [name for name, value in vars(options).items() if value != options.parser.get_default(name)]
+    for line in without_effect(options, given):
+        warn(options.parser.prog, line)
+
+
+def _add_all(parser: argparse.ArgumentParser, required: bool) -> None:
+    """Add all options, in groups.
+
+    Args:
+        required: whether the options that name input, output and tokenizer must be given.
+    """
+    _add_documents(parser.add_argument_group("documents to a dataset"), required)
+    _add_tokens(parser.add_argument_group("tokenizer"), required)
+    _add_tiktoken(parser.add_argument_group("tokenizers of type TikTokenizer"))
+    _add_index(parser.add_argument_group("sequence indexes"))
+    _add_processes(parser.add_argument_group("processes, on one machine or on several that share a file system"))
+
+
+def _add_documents(group: Options, required: bool) -> None:
+    group.add_argument(
         "--input",
         nargs="+",
         metavar="FILE",
+        required=required,
         help="JSON Lines, plain or compressed (gzip, zstd, bzip2, xz), or Parquet: files, folders, patterns; - for "
         "standard input",
     )
-    source.add_argument(
+    group.add_argument(
         "--json-keys",
         nargs="+",
         default=["text"],
         metavar="KEY",
-        help="keys or columns, a dataset for each; meta.text is text inside meta (default: text)",
+        help="keys or columns that hold text, a dataset for each; meta.text is text inside meta (default: text)",
     )
-    source.add_argument(
-        "--output-prefix",
-        metavar="OUT",
-        help="writes OUT_KEY_document.bin, .idx and .bfp/, and OUT.summary.json; what is done before the end is in "
-        "OUT.shards, and the same command goes on with it",
+    add_output_prefix(
+        group,
+        "writes OUT_KEY_document.bin, .idx and .bfp/, and OUT.summary.json; unfinished work is in OUT.shards, and the "
+        "same command resumes it",
+        required,
     )
-    source.add_argument("--tokenizer-type", default="HuggingFaceTokenizer", help=f"{', '.join(TOKENIZER_TYPES)}")
-    source.add_argument(
-        "--tokenizer-model", metavar="PATH", help="a tokenizer.json or its folder, a SentencePiece or a tiktoken file"
+    group.add_argument(
+        "--skip-bad-documents",
+        action="store_true",
+        help=f"leave out bad documents and list them in OUT{BAD_DOCUMENTS_SUFFIX}; without it, the first one is an "
+        "error",
     )
-    source.add_argument("--eod-token", metavar="TEXT", help="the end-of-document token, where the tokenizer names none")
-    source.add_argument("--append-eod", action="store_true", help="end every document with the EOD token")
-    source.add_argument("--bos-token", metavar="TEXT", help="the token that --append-bos writes, where none is named")
-    source.add_argument(
-        "--append-bos",
-        action=argparse.BooleanOptionalAction,
-        help="begin every document with the BOS token, or do not (default: as Megatron's own tool does with this "
-        "tokenizer, which is printed)",
-    )
-    source.add_argument("--workers", type=int, default=1, metavar="N", help="processes that tokenize (default: 1)")
-    source.add_argument(
-        "--skip-bad-documents", action="store_true", help=f"leave them out and list them in OUT{BAD_DOCUMENTS_SUFFIX}"
-    )
-    source.add_argument(
-        "--overwrite", action="store_true", help="replace a dataset, an index or another run's shards that are there"
-    )
-    machines = parser.add_argument_group("several machines, on a shared file system")
-    machines.add_argument(
-        "--executor", default="processes", choices=EXECUTORS, help="what runs the workers (default: %(default)s)"
-    )
-    machines.add_argument(
-        "--ray-address", default="auto", metavar="ADDRESS", help="of the Ray cluster (default: the one of this machine)"
-    )
-    machines.add_argument(
-        "--shard-count", type=int, metavar="N", help="number of jobs that each do a part of the input"
-    )
-    machines.add_argument(
-        "--shard-index", type=int, metavar="I", help="this job's, from 0: writes OUT-0000I-of-0000N_KEY_document"
-    )
-    tiktoken = parser.add_argument_group("TikTokenizer")
-    tiktoken.add_argument(
+    add_overwrite(group, "a dataset or an index that exists, or unfinished work of another command")
+
+
+def _add_tokens(group: Options, required: bool) -> None:
+    add_tokenizer(group, required=required)
+    group.add_argument("--append-eod", action="store_true", help="end every document with the EOD token")
+    add_append_bos(group, "begin every document with the BOS token, or do not")
+
+
+def _add_tiktoken(group: Options) -> None:
+    group.add_argument(
         "--tiktoken-pattern",
         metavar="NAME",
-        help=f"how texts are split: {', '.join(PATTERNS)}, or a regular expression (default in Megatron's JSON: v2)",
+        help=f"how texts are split: {', '.join(PATTERNS)}, or a regular expression (default: v2 for Megatron's JSON; "
+        "a .tiktoken file needs one)",
     )
-    tiktoken.add_argument("--tiktoken-num-special-tokens", type=int, default=1000, metavar="N", help="default: 1000")
-    tiktoken.add_argument("--tiktoken-special-tokens", nargs="+", metavar="TEXT", help="in the order of their ids")
-    tiktoken.add_argument(
-        "--vocab-size", type=int, metavar="N", help="special tokens included (default: at most 2**17)"
+    group.add_argument(
+        "--tiktoken-num-special-tokens",
+        type=int,
+        default=1000,
+        metavar="N",
+        help="special tokens in the vocabulary (default: %(default)s)",
     )
-    existing = parser.add_argument_group("datasets that exist")
-    existing.add_argument("--indexed", nargs="+", type=dataset_prefix, metavar="PREFIX", help="build their indexes")
-    existing.add_argument(
-        "--merge",
+    group.add_argument(
+        "--tiktoken-special-tokens",
         nargs="+",
-        type=dataset_prefix,
-        metavar="PREFIX",
-        help="join them, in this order, to OUT.bin and OUT.idx",
+        metavar="TEXT",
+        help="special tokens in the order of their ids (default: Megatron's, or those of the public encoding that "
+        "--tiktoken-pattern names)",
     )
-    index = parser.add_argument_group("sequence index")
-    index.add_argument("--seq-length", nargs="+", type=int, default=[], metavar="L", help="tokens a sequence")
-    index.add_argument("--split", help="an index for each split, as in training: 969,30,1 (default: one for all)")
-    index.add_argument("--max-documents-per-sequence", type=int, metavar="N", help="default: no limit")
-    options = parser.parse_args(argv)
-    _check(options)
-    given = [name for name, value in vars(options).items() if value != parser.get_default(name)]
-    for line in without_effect(options, given):
-        print(f"{parser.prog}: warning: {line}", file=sys.stderr, flush=True)
-    return options
+    group.add_argument(
+        "--vocab-size",
+        type=int,
+        metavar="N",
+        help="tokens in the vocabulary, special tokens included (default: all of them, at most 2**17)",
+    )
+
+
+def _add_index(group: Options) -> None:
+    add_seq_length(group, without="required without --shard-index")
+    add_split(group, "one index of all documents")
+    add_cap(group)
+
+
+def _add_processes(group: Options) -> None:
+    group.add_argument(
+        "--workers", type=int, default=1, metavar="N", help="processes that tokenize (default: %(default)s)"
+    )
+    group.add_argument(
+        "--executor", default="processes", choices=EXECUTORS, help="what runs the workers (default: %(default)s)"
+    )
+    group.add_argument(
+        "--ray-address",
+        default="auto",
+        metavar="ADDRESS",
+        help="of the Ray cluster (default: %(default)s, the cluster of this machine)",
+    )
+    group.add_argument(
+        "--shard-count",
+        type=int,
+        metavar="N",
+        help="split the input into N parts, one for each job (default: one job does all)",
+    )
+    group.add_argument(
+        "--shard-index",
+        type=int,
+        metavar="I",
+        help="the part that this job does, counted from 0; writes OUT-0000I-of-0000N_KEY_document (default: one job "
+        "does all)",
+    )
 
 
 def without_effect(options: argparse.Namespace, given: Sequence[str]) -> Iterator[str]:
-    """A line for each option that is given and changes nothing.
+    """A line for each option that is given and has no effect.
 
     Args:
-        given: names of the options that are not as they are by default.
+        given: names of the options whose values are not the defaults.
     """
     for name in given:
         where = _needed_for(name, options)
@@ -140,73 +241,44 @@ def without_effect(options: argparse.Namespace, given: Sequence[str]) -> Iterato
 
 
 def _needed_for(name: str, options: argparse.Namespace) -> str | None:
-    """The option without which an option changes nothing, if that is not given."""
+    """The option that an option needs to have an effect, if that one is not given."""
     if name in OF_INPUT and not options.input:
         return "--input"
-    if name == "output_prefix" and options.indexed:
+    if name == "output_prefix" and not (options.input or options.parts):
         return "--input and --merge"
     if name in OF_TIKTOKEN and options.tokenizer_type != "TikTokenizer":
         return "--tokenizer-type TikTokenizer"
     if name == "ray_address" and options.executor != "ray":
         return "--executor ray"
     if name in OF_INDEX and not options.seq_length:
-        return "--seq-length, which --merge takes when it joins the parts"
+        return "--seq-length, which is given to megatron-bfp merge when it joins the parts"
     return None
 
 
-def _check(options: argparse.Namespace) -> None:
-    """Refuse what cannot work before anything is read or written."""
-    if [bool(options.input), bool(options.indexed), bool(options.merge)].count(True) != 1:
-        raise OptionError("give one of --input, --indexed and --merge")
-    for seq_length in options.seq_length:
-        checked_seq_length("--seq-length", seq_length)
-    checked_count("--workers", options.workers)
-    checked_cap(options.max_documents_per_sequence)
-    if options.split is not None:
-        split_fractions(options.split)
-    _check_part(options)
-    if options.indexed:
-        return
-    if not options.output_prefix:
-        raise OptionError("--output-prefix is needed with --input and --merge")
-    folder = os.path.dirname(os.path.abspath(options.output_prefix))
-    if not os.path.isdir(folder):
-        raise OptionError(f"--output-prefix {options.output_prefix}: there is no folder {folder}")
-    if options.merge:
-        options.output_prefix = options.output_prefix.removesuffix(".bin").removesuffix(".idx")
-        if not options.overwrite:
-            refuse_to_replace([options.output_prefix])
-        return
-    if not options.tokenizer_model:
-        raise OptionError("--tokenizer-model is needed with --input")
-    _check_keys(options.json_keys)
-    for name in ("tiktoken_num_special_tokens", "vocab_size"):
-        if getattr(options, name) is not None:
-            checked_count(f"--{name.replace('_', '-')}", getattr(options, name))
-
-
 def _check_part(options: argparse.Namespace) -> None:
-    """Refuse a part of the input that is none, and an index of a part, which is of no use."""
+    """Refuse an impossible ``--shard-index`` or ``--shard-count``, and an index of a part, which nobody could use."""
     index, count = options.shard_index, options.shard_count
     if index is None and count is None:
         if not options.seq_length:
-            raise OptionError("--seq-length is needed (for each length of training sequences, an index is built)")
+            raise OptionError("--seq-length is needed: an index is built for each length of training sequences")
         return
     if index is None or count is None:
         raise OptionError("--shard-index and --shard-count are needed together")
     if not options.input:
-        raise OptionError("--shard-index: only the documents of --input are cut into parts")
+        raise OptionError("--shard-index is for --input: only documents are split into parts")
     if options.seq_length:
-        raise OptionError("--seq-length: a part of a dataset needs no index; give it to --merge, which joins the parts")
+        raise OptionError("--seq-length: a part of a dataset needs no index; give it to megatron-bfp merge")
     if not 0 <= index < checked_count("--shard-count", count) <= LARGEST_SHARD_COUNT:
         raise OptionError(f"--shard-index {index}: is not from 0 to {count - 1}, or there are over 99,999 parts")
     for value in options.input:
         if value == STANDARD_INPUT or (os.path.exists(value) and not os.path.isdir(value) and is_stream(value)):
-            raise OptionError(f"--shard-index: {value} can be read once, so parts cannot be cut; give files")
+            raise OptionError(
+                f"--shard-index: {value} can be read once only, so it cannot be split into parts; give files"
+            )
 
 
 def _check_keys(keys: Sequence[str]) -> None:
-    """Refuse keys that cannot name a dataset each."""
+    """Refuse keys that cannot be a part of a dataset's name, or that are given twice."""
     for key in keys:
         if not key or "/" in key or "\0" in key:
             raise OptionError(
@@ -217,7 +289,11 @@ def _check_keys(keys: Sequence[str]) -> None:
 
 
 def job_of(options: argparse.Namespace, paths: Sequence[str]) -> Job:
-    """What the options ask to be done with documents in these files."""
+    """The job that the options ask for.
+
+    Args:
+        paths: the input files.
+    """
     tokenizer = TokenizerOptions(
         options.tokenizer_type,
         options.tokenizer_model,
@@ -240,7 +316,7 @@ def job_of(options: argparse.Namespace, paths: Sequence[str]) -> Job:
 
 
 def executor_of(options: argparse.Namespace) -> Executor:
-    """What runs the tasks.
+    """What runs the tasks: processes of this machine, or Ray.
 
     Raises:
         OptionError: Ray is not installed, or there is no cluster.
@@ -253,6 +329,7 @@ def executor_of(options: argparse.Namespace) -> Executor:
 
 
 def _tiktoken_options(options: argparse.Namespace) -> TiktokenOptions:
+    """What the options say about a TikTokenizer."""
     names = options.tiktoken_special_tokens
     return TiktokenOptions(
         options.tiktoken_pattern,

@@ -1,67 +1,149 @@
-"""``megatron-bfp-report``, also ``tools/report_bfp.py``: what packing would save and cost on a dataset."""
+"""``megatron-bfp report``: what packing would save and cost on a dataset. It reads the .idx only.
 
+``main`` and ``console`` are the older command ``megatron-bfp-report``, also ``tools/report_bfp.py``.
+"""
+
+import argparse
 import os
 from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
 
 from ..arguments import checked_cap, checked_seq_length
 from ..console import run, say, typed_name
 from ..errors import InputError, OptionError
 from ..files import write_whole
 from ..indexed_dataset.reader import IndexedDataset
-from ..inspection.report import make_report, megatron_order
-from ..inspection.report_pages import can_draw, draw, to_json, to_markdown
+from ..inspection.report import Report, make_report, megatron_order
+from ..inspection.report_pages import can_draw, cut_needlessly, draw, to_json, to_markdown
 from ..optional import pip_command
 from ..progress import terminal_progress
 from ..sequence_index.key import split_range
-from .shared import Parser, dataset_prefix
+from ..tables import wrap
+from .json_output import say_json
+from .shared import SEED, Parser, add_cap, add_json, add_prefix, add_seed, add_seq_length, add_split
 
 CAPS = (32, 128)
-"""Limits on the documents of a sequence that are compared where none are given."""
+"""Limits on the documents of a sequence that are compared by default."""
 FIGURE = "truncations.png"
+
+DESCRIPTION = (
+    "Count what best-fit packing saves and costs on a dataset, beside concatenation. Nothing is estimated, and only "
+    "the .idx is read."
+)
+EPILOG = """\
+keys of --json:
+  dataset: its prefix
+  documents: the first and the end of those counted
+  seed
+  files: paths of what --output wrote
+  reports: an object for each seq_length
+    cut_needlessly: documents that fit into one sequence and are cut
+      concatenation, packing
+    seq_length, documents, empty_documents, tokens,
+    long_documents (longer than seq_length), long_tokens,
+    concatenated_sequences
+    packings: an object for each limit, null (no limit) first
+      max_documents_per_sequence, sequences, padding (positions), lower_bound,
+      documents_per_sequence, attention_work: median, p99, maximum
+    length_classes: an object for each range of document lengths
+      shortest, longest, documents, tokens,
+      cut_by_concatenation, cut_by_packing (documents),
+      cuts_of_concatenation, cuts_of_packing"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of the verb."""
+    parser.usage = "%(prog)s PREFIX --seq-length L [L ...] [options]"
+    add_prefix(parser)
+    add_seq_length(parser)
+    add_split(parser, "all documents; with it, those of the train split")
+    add_cap(parser, compared=CAPS)
+    add_seed(parser, "which orders documents under concatenation", default=SEED)
+    parser.add_argument(
+        "--output",
+        metavar="FOLDER",
+        help="write report.md, report.json and truncations.png into this folder (default: no files)",
+    )
+    add_json(parser)
+
+
+def execute(options: argparse.Namespace) -> None:
+    """Print the report, and write its files.
+
+    Raises:
+        BFPError: bad options, a damaged dataset, or a file that cannot be written.
+    """
+    caps = _checked_caps(options)
+    dataset = IndexedDataset(options.prefix, needs_bin=False)
+    first, end = _documents(dataset.num_documents, options.split)
+    ordered = megatron_order(dataset.document_lengths.range(first, end), options.seed, terminal_progress)
+    reports = [make_report(ordered, seq_length, caps, terminal_progress) for seq_length in options.seq_length]
+    text = to_markdown(options.prefix, _order(dataset, options.seed, first, end), reports)
+    title = {"dataset": options.prefix, "documents": [first, end], "seed": options.seed}
+    written: list[str] = []
+    if options.output:  # before anything is printed: whoever reads may stop after three lines
+        written = _write(options.output, text, to_json(title, reports), draw(reports) if can_draw() else None)
+    if options.json:
+        say_json(title | {"files": written, "reports": [*map(_entry, reports)]})
+        return
+    lines = [f"wrote {path}" for path in written]
+    if options.output and not can_draw():
+        lines.insert(0, f"no {FIGURE}: it needs matplotlib, {pip_command('matplotlib')}")
+    say("\n".join([text, *lines]))
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Parse the command line and do what it says.
+    """Parse the command line of ``megatron-bfp-report`` and do what it says.
 
     Raises:
         BFPError: bad options or input.
     """
-    description = "What best-fit packing saves and costs on a dataset, beside concatenation."
-    parser = Parser(prog=typed_name(), description=description)
-    parser.add_argument(
-        "prefix", type=dataset_prefix, metavar="PREFIX", help="the dataset's path, with or without .bin or .idx"
+    execute(parser().parse_args(argv))
+
+
+def parser() -> Parser:
+    """The parser of ``megatron-bfp-report``."""
+    of_report = Parser(
+        prog=typed_name(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=wrap(DESCRIPTION),
+        epilog=EPILOG,
     )
-    parser.add_argument("--seq-length", nargs="+", type=int, required=True, metavar="L", help="tokens a sequence")
-    parser.add_argument("--output", metavar="DIR", help="write report.md, report.json and truncations.png there")
-    parser.add_argument("--seed", type=int, default=1234, help="Megatron's, which orders documents (default: 1234)")
-    parser.add_argument("--split", help="as in training: report on its train split (default: all documents)")
-    parser.add_argument(
-        "--max-documents-per-sequence", nargs="+", type=int, default=CAPS, metavar="N", help="limits to compare"
-    )
-    options = parser.parse_args(argv)
-    lengths = [checked_seq_length("--seq-length", seq_length) for seq_length in options.seq_length]
-    caps = [None, *(checked_cap(cap) for cap in options.max_documents_per_sequence)]
-    if not 0 <= options.seed < 1 << 32:
-        raise OptionError(f"--seed {options.seed}: give an integer from 0 to 2**32 - 1, as numpy takes it")
-    if split_range(0, options.split) is None:  # before anything is read
-        raise OptionError(f"--split {options.split}: its train split has no documents")
-    if options.output:
-        _check_output(options.output)
-    dataset = IndexedDataset(options.prefix, needs_bin=False)
-    first, end = split_range(dataset.num_documents, options.split)
-    ordered = megatron_order(dataset.document_lengths.range(first, end), options.seed, terminal_progress)
-    reports = [make_report(ordered, seq_length, caps, terminal_progress) for seq_length in lengths]
-    text = to_markdown(options.prefix, _order(dataset, options.seed, first, end), reports)
-    written = []
-    if options.output:  # before anything is printed: whoever reads may stop after three lines
-        title = {"dataset": options.prefix, "documents": [first, end], "seed": options.seed}
-        written = _write(options.output, text, to_json(title, reports), draw(reports) if can_draw() else None)
-    say("\n".join([text, *written]))
+    add_arguments(of_report)
+    return of_report
 
 
 def console() -> int:
     """Run the command; returns its exit status: 0 done, 2 bad options or input, 130 interrupted."""
     return run(main, typed_name())
+
+
+def _checked_caps(options: argparse.Namespace) -> list[int | None]:
+    """The limits to compare; refuses what cannot be, before anything is read."""
+    for seq_length in options.seq_length:
+        checked_seq_length("--seq-length", seq_length)
+    caps = [None, *(checked_cap(cap) for cap in options.max_documents_per_sequence)]
+    if not 0 <= options.seed < 1 << 32:
+        raise OptionError(f"--seed {options.seed}: give an integer from 0 to 2**32 - 1, as numpy takes it")
+    _documents(0, options.split)
+    if options.output:
+        _check_output(options.output)
+    return caps
+
+
+def _documents(num_documents: int, split: str | None) -> tuple[int, int]:
+    """First and end document of the train split."""
+    documents = split_range(num_documents, split)
+    if documents is None:
+        raise OptionError(f"--split {split}: its train split has no documents")
+    return documents
+
+
+def _entry(report: Report) -> dict[str, Any]:
+    """The object of one sequence length."""
+    concatenation, packing = cut_needlessly(report)
+    return {"cut_needlessly": {"concatenation": concatenation, "packing": packing}} | asdict(report)
 
 
 def _order(dataset: IndexedDataset, seed: int, first: int, end: int) -> str:
@@ -86,18 +168,17 @@ def _check_output(directory: str) -> None:
 
 
 def _write(directory: str, text: str, figures: str, image: bytes | None) -> list[str]:
-    """Write the files; returns a line about each."""
+    """Write the files; returns their paths."""
     contents = {"report.json": figures.encode()}
-    lines = [f"no {FIGURE}: it needs matplotlib, {pip_command('matplotlib')}"]
+    paths = []
     if image is not None:
         text += f"![Truncations by document length]({FIGURE})\n"
         contents[FIGURE] = image
-        lines = []
     for name, content in ({"report.md": text.encode()} | contents).items():
         path = os.path.join(directory, name)
         try:
             write_whole(path, content)
         except OSError as error:
             raise InputError(f"{path}: cannot be written: {error.strerror}") from None
-        lines.append(f"wrote {path}")
-    return lines
+        paths.append(path)
+    return paths

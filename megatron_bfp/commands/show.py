@@ -1,6 +1,7 @@
-"""``python -m megatron_bfp show``: what one training sequence consists of."""
+"""``megatron-bfp show``: what one training sequence consists of."""
 
 import argparse
+from typing import Any, NamedTuple
 
 from ..arguments import checked_cap, checked_seq_length
 from ..console import say
@@ -8,68 +9,155 @@ from ..errors import InputError, OptionError
 from ..files import write_whole
 from ..indexed_dataset.reader import IndexedDataset
 from ..inspection.page import to_html
-from ..inspection.view import to_text, view_sequence
+from ..inspection.view import Chunk, SequenceView, to_text, view_sequence
 from ..sequence_index.builder import open_or_refuse
 from ..sequence_index.key import SPLIT_NAMES, IndexKey
 from ..sequence_index.reader import SequenceIndex
+from ..tokenizers.interface import Tokenizer
 from ..tokenizers.registry import load_tokenizer
-from .shared import dataset_prefix
+from .json_output import say_json
+from .shared import (
+    SEED,
+    add_cache_path,
+    add_cap,
+    add_json,
+    add_prefix,
+    add_seed,
+    add_seq_length,
+    add_split,
+    add_tokenizer,
+)
 
-SEED = 1234
-"""Megatron's default for --seed."""
+DESCRIPTION = (
+    "Show what one training sequence consists of: which parts of which documents, and with a tokenizer their text. "
+    "Name it by --sequence, or by --sample and the run's --seed. In a blend, samples are counted in each dataset."
+)
+EPILOG = """\
+keys of --json:
+  prefix, index (path), split (null without --split), seq_length
+  sequence, num_sequences (of the index)
+  sample, seed, epoch (null without --sample)
+  tokens, padding, targets (positions with loss)
+  chunks: an object for each chunk, in order
+    position (its first one in the sequence), length (tokens), targets
+    document, offset (tokens of the document before the chunk),
+    document_length, part: whole, first, middle or last
+    text (with --tokenizer-model)"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the verb."""
-    parser.add_argument(
-        "prefix", type=dataset_prefix, metavar="PREFIX", help="the dataset's path, with or without .bin or .idx"
-    )
-    parser.add_argument("--seq-length", type=int, required=True, metavar="L", help="tokens a sequence")
+    add_prefix(parser)
+    add_seq_length(parser, several=False)
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--sequence", type=int, metavar="I", help="a sequence of the index, counted from 0")
-    which.add_argument("--sample", type=int, metavar="S", help="a sample of the dataset in training, counted from 0")
-    parser.add_argument("--seed", type=int, help=f"the run's, which orders its samples (default: {SEED})")
-    parser.add_argument("--split", help="as in training: 969,30,1 (default: an index of all documents)")
-    parser.add_argument("--split-name", choices=SPLIT_NAMES, help="which of its splits (default: train)")
-    parser.add_argument("--max-documents-per-sequence", type=int, metavar="N", help="as in training")
-    parser.add_argument("--data-cache-path", metavar="P", help="where the index is if it is not beside the data")
-    parser.add_argument("--tokenizer-type", default="HuggingFaceTokenizer", help="default: %(default)s")
-    parser.add_argument("--tokenizer-model", metavar="PATH", help="show text: a tokenizer.json, or its folder")
-    parser.add_argument("--eod-token", metavar="TEXT", help="the end-of-document token, where the tokenizer names none")
-    parser.add_argument("--bos-token", metavar="TEXT", help="the token that begins documents, where it names none")
+    which.add_argument("--sample", type=int, metavar="S", help="a sample of a training run, counted from 0")
+    add_seed(parser, "which orders its samples")
+    add_split(parser, "the index of all documents")
+    parser.add_argument(
+        "--split-name", choices=SPLIT_NAMES, help=f"which of the splits of --split (default: {SPLIT_NAMES[0]})"
+    )
+    add_cap(parser)
+    add_cache_path(parser)
+    add_tokenizer(parser, "no text is shown")
     parser.add_argument("--text", action="store_true", help="print the text of every chunk in full")
-    parser.add_argument("--html", metavar="FILE", help="write a page that shows every token and what it predicts")
+    parser.add_argument(
+        "--html",
+        metavar="FILE",
+        help="write a page that shows every token and what it predicts (default: no page)",
+    )
+    add_json(parser)
 
 
-def show(options: argparse.Namespace) -> None:
+def execute(options: argparse.Namespace) -> None:
     """Print a sequence and write its page.
 
     Raises:
         BFPError: bad options, no such index or sequence, damaged data, or a page that cannot be written.
     """
     _check(options)
-    tokenizer = None
-    if options.tokenizer_model is not None:
-        tokenizer = load_tokenizer(
-            options.tokenizer_type,
-            options.tokenizer_model,
-            options.eod_token,
-            needs_eod=False,
-            bos_token=options.bos_token,
-        )
+    tokenizer = _load_tokenizer(options)
     index = _open_index(options)
-    sequence, origin = options.sequence, ""
-    if options.sample is not None and len(index):
-        seed = SEED if options.seed is None else options.seed
-        sequence = index.sequence_of(options.sample, seed)
-        origin = f"sample {options.sample} with seed {seed} (epoch {options.sample // len(index)})"
-    view = view_sequence(index, sequence, origin)
-    text = to_text(view, tokenizer, options.text)
+    wanted = _wanted(index, options)
+    view = view_sequence(index, wanted.sequence, wanted.origin)
+    output = _entry(view, index, wanted, options, tokenizer) if options.json else to_text(view, tokenizer, options.text)
     if options.html is not None:
         _write_page(options.html, to_html(view, tokenizer))
-    say(text)
+    if isinstance(output, dict):
+        say_json(output)
+        return
+    say(output)
     if options.html is not None:
         say(f"\nwrote {options.html}")
+
+
+class _Wanted(NamedTuple):
+    """The sequence to show."""
+
+    sequence: int
+    seed: int | None = None
+    """If it was named by its sample."""
+    epoch: int | None = None
+    origin: str = ""
+    """Sample, seed and epoch, in words."""
+
+
+def _wanted(index: SequenceIndex, options: argparse.Namespace) -> _Wanted:
+    if options.sample is None or not len(index):  # an index without sequences is refused by whoever reads it
+        return _Wanted(options.sequence or 0)
+    seed = SEED if options.seed is None else options.seed
+    epoch = options.sample // len(index)
+    origin = f"sample {options.sample} with seed {seed} (epoch {epoch})"
+    return _Wanted(index.sequence_of(options.sample, seed), seed, epoch, origin)
+
+
+def _load_tokenizer(options: argparse.Namespace) -> Tokenizer | None:
+    """The tokenizer that gives texts, if one is named."""
+    if options.tokenizer_model is None:
+        return None
+    return load_tokenizer(
+        options.tokenizer_type,
+        options.tokenizer_model,
+        options.eod_token,
+        needs_eod=False,
+        bos_token=options.bos_token,
+    )
+
+
+def _entry(
+    view: SequenceView, index: SequenceIndex, wanted: _Wanted, options: argparse.Namespace, tokenizer: Tokenizer | None
+) -> dict[str, Any]:
+    """The object of ``--json``."""
+    return {
+        "prefix": view.prefix,
+        "index": index.path,
+        "split": None if options.split is None else options.split_name or SPLIT_NAMES[0],
+        "seq_length": view.seq_length,
+        "sequence": view.sequence,
+        "num_sequences": view.num_sequences,
+        "sample": options.sample,
+        "seed": wanted.seed,
+        "epoch": wanted.epoch,
+        "tokens": view.num_tokens,
+        "padding": view.padding,
+        "targets": view.num_targets,
+        "chunks": [_chunk_entry(chunk, view, tokenizer) for chunk in view.chunks],
+    }
+
+
+def _chunk_entry(chunk: Chunk, view: SequenceView, tokenizer: Tokenizer | None) -> dict[str, Any]:
+    entry = {
+        "position": chunk.begin,
+        "length": chunk.length,
+        "targets": chunk.targets,
+        "document": chunk.document,
+        "offset": chunk.offset,
+        "document_length": chunk.document_length,
+        "part": chunk.short_part,
+    }
+    if tokenizer is not None:
+        entry["text"] = tokenizer.decode(view.sample.tokens[chunk.begin : chunk.end].tolist())
+    return entry
 
 
 def _check(options: argparse.Namespace) -> None:

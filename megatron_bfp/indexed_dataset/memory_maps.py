@@ -91,7 +91,7 @@ def _refused(path: str, error: OSError) -> str:
     if error.errno == errno.ENOMEM:
         remedy = (
             "raise the limits on memory maps (sysctl vm.max_map_count, ulimit -v), join corpora with "
-            "megatron-bfp-preprocess --merge, or train with --no-mmap-bin-files, which maps no .bin"
+            "megatron-bfp merge, or train with --no-mmap-bin-files, which maps no .bin"
         )
     elif path.endswith(".bin"):
         remedy = "train with --no-mmap-bin-files (mmap_bin_files=False in a script), which reads it by system calls"

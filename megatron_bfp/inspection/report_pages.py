@@ -81,7 +81,7 @@ def _headline(reports: Sequence[Report]) -> str:
     """Documents that are cut though they would fit into a sequence, before and after."""
     rows = []
     for report in reports:
-        cut, sequences = _cut_needlessly(report), report.packings[0].sequences
+        cut, sequences = cut_needlessly(report), report.packings[0].sequences
         extra = sequences - report.concatenated_sequences
         rows.append([report.seq_length, *cut, extra, f"{_percent(extra, report.concatenated_sequences, 5)} %"])
     header = ["seq_length", "concatenation", "packing", "more sequences", "by"]
@@ -89,7 +89,7 @@ def _headline(reports: Sequence[Report]) -> str:
     return f"{note}\n\n{format_table(header, rows, markdown=True)}"
 
 
-def _cut_needlessly(report: Report) -> tuple[int, int]:
+def cut_needlessly(report: Report) -> tuple[int, int]:
     """Documents of at most seq_length tokens that concatenation cuts, and that packing cuts."""
     fitting = [found for found in report.length_classes if found.longest <= report.seq_length]
     return sum(found.cut_by_concatenation for found in fitting), sum(found.cut_by_packing for found in fitting)
@@ -110,7 +110,7 @@ def _corpus(reports: Sequence[Report]) -> str:
 def _verdict(report: Report) -> str:
     """What packing does here, in sentences."""
     best = report.packings[0]
-    cut = _cut_needlessly(report)
+    cut = cut_needlessly(report)
     extra = best.sequences - report.concatenated_sequences
     sentences = [
         f"Of the documents that fit into a sequence, concatenation cuts {cut[0]:,}, packing {cut[1]:,}.",

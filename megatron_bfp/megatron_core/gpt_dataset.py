@@ -87,7 +87,7 @@ class BFPGPTDatasetConfig(GPTDatasetConfig):
             if len(prefixes) > MOST_CORPORA:
                 raise OptionError(
                     f"a blend of {len(prefixes):,} corpora: megatron-core blends {MOST_CORPORA:,} at the most; "
-                    "join some of them with megatron-bfp-preprocess --merge"
+                    "join some of them with megatron-bfp merge"
                 )
             if weights is not None and len(weights) == len(prefixes):
                 check_weights(prefixes, weights)

@@ -189,7 +189,7 @@ def build_command(dataset: IndexedDataset, key: IndexKey, split: str | None = No
         split: the --split that the key comes from, if it is known. Else one that has the key's documents as one of its
             parts is given.
     """
-    words = ["megatron-bfp-preprocess", "--indexed", dataset.prefix, "--seq-length", str(key.seq_length)]
+    words = ["megatron-bfp", "index", dataset.prefix, "--seq-length", str(key.seq_length)]
     if key.max_documents_per_sequence is not None:
         words += ["--max-documents-per-sequence", str(key.max_documents_per_sequence)]
     if (key.first_document, key.end_document) != (0, dataset.num_documents):

@@ -36,7 +36,7 @@ def verify_all(
         if not name.startswith(".")
     ]
     if not paths:
-        raise SequenceIndexError(f"{places[0]}: there is no sequence index; build one with --indexed {prefix}")
+        raise SequenceIndexError(f"{places[0]}: there is no sequence index; build one with megatron-bfp index {prefix}")
     return [verify(path, dataset, progress) for path in paths]
 
 

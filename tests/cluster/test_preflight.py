@@ -127,7 +127,7 @@ def test_a_missing_index_is_found_on_its_node(nodes):
     assert line.startswith(
         "preflight: error: node node-b: data.bfp: there is no sequence index s64-d0-8, only s64-d8-10. Build it: "
     )
-    assert line.endswith("--indexed data --seq-length 64 --split 80,20")
+    assert line.endswith("megatron-bfp index data --seq-length 64 --split 80,20")
 
 
 def test_another_idx_is_found(nodes):
@@ -211,7 +211,7 @@ def test_fault_A15_preflight_looks_for_the_index_with_the_cap(nodes, monkeypatch
     cap = (*EOD, "--max-documents-per-sequence", "2")
     (line,) = problems_here(nodes[0], monkeypatch, *cap)
     assert "there is no sequence index s64-d0-8-m2" in line
-    assert line.endswith("--indexed data --seq-length 64 --max-documents-per-sequence 2 --split 80,20")
+    assert line.endswith("megatron-bfp index data --seq-length 64 --max-documents-per-sequence 2 --split 80,20")
     dataset = IndexedDataset("data")
     for first, end in ((0, 8), (8, 10)):
         build(dataset, IndexKey(64, first, end, 2), "data.bfp")

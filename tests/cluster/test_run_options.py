@@ -18,7 +18,7 @@ from cluster.plan import epochs, training_sequences
 from cluster.recipe import Layout, read_recipe
 from helpers.datasets import ROOT, documents_of, write
 
-from megatron_bfp.commands.preprocess import main as preprocess
+from megatron_bfp.commands.main import main as command_line
 from megatron_bfp.errors import InputError, OptionError, SequenceIndexError
 from megatron_bfp.sequence_index.builder import build
 from megatron_bfp.sequence_index.key import (
@@ -155,7 +155,7 @@ def test_fault_A15_the_plan_looks_where_training_looks(dataset, tmp_path):
     with pytest.raises(SequenceIndexError) as error:
         training_sequences(prefix, of_the_example(*words))
     command = shlex.split(str(error.value).partition("Build it: ")[2])
-    assert command[1:] == ["--indexed", prefix, "--seq-length", "16", *words[2:4], *words[-2:]]
+    assert command[1:] == ["index", prefix, "--seq-length", "16", *words[2:4], *words[-2:]]
     for directory in (index_directory(prefix), cached_index_directory(dataset, cache)):
         index = build(dataset, key, directory)
         options = of_the_example(*words, "--data-cache-path", cache)
@@ -288,8 +288,8 @@ def test_fault_B12_the_command_in_a_message_builds_the_index(tmp_path, name, fir
     dataset = write(tmp_path / name, documents_of(LENGTHS))
     key = IndexKey(8, first, end, cap)
     words = words_in_bash(build_command(dataset, key, split), tmp_path)
-    assert words[:2] == ["--indexed", dataset.prefix] and (split is None or words[-1] == split)
-    preprocess(words)
+    assert words[:2] == ["index", dataset.prefix] and (split is None or words[-1] == split)
+    command_line(words)
     index = SequenceIndex(os.path.join(index_directory(dataset.prefix), key.name), dataset)
     with open(os.path.join(index.path, "runs.npy"), "r+b") as file:  # its message has a command that mends it
         file.write(b"\0")
@@ -297,7 +297,7 @@ def test_fault_B12_the_command_in_a_message_builds_the_index(tmp_path, name, fir
         SequenceIndex(index.path, dataset)
     words = words_in_bash(str(error.value).partition("Rebuild it: ")[2], tmp_path)
     assert words[-1] == "--overwrite"
-    preprocess(words)
+    command_line(words)
     assert len(SequenceIndex(index.path, dataset)) == len(index)
     assert not (tmp_path / "owned").exists() and not os.path.exists("owned")
 
@@ -319,7 +319,7 @@ def test_fault_B12_the_command_that_shows_a_spike_is_quoted(tmp_path):
 
     options = argparse.Namespace(seq_length=8, split="80, 20", max_documents_per_sequence=3, data_cache_path="a b")
     words = words_in_bash(show_command(options), tmp_path)
-    assert words[:8] == ["-m", "megatron_bfp", "show", "PREFIX", "--seq-length", "8", "--split", "80, 20"]
-    assert words[8:12] == ["--max-documents-per-sequence", "3", "--data-cache-path", "a b"]
+    assert words[:6] == ["show", "PREFIX", "--seq-length", "8", "--split", "80, 20"]
+    assert words[6:10] == ["--max-documents-per-sequence", "3", "--data-cache-path", "a b"]
     options = argparse.Namespace(seq_length=8, split="1", max_documents_per_sequence=None, data_cache_path=None)
     assert "cap" not in show_command(options) and "None" not in show_command(options)

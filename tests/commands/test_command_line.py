@@ -1,9 +1,12 @@
 """What command lines share: one line for an error, and its exit status."""
 
+import re
 import subprocess
 import sys
+from importlib import import_module
 
 import pytest
+from helpers.commands import COMMANDS
 from helpers.datasets import ROOT
 
 from megatron_bfp import OptionError, SequenceIndexError
@@ -59,6 +62,7 @@ def test_fault_B16_messages_begin_with_the_name_that_was_typed(monkeypatch, caps
     [
         (["tools/preprocess_bfp.py"], "preprocess_bfp.py"),
         (["tools/report_bfp.py"], "report_bfp.py"),
+        (["-m", "megatron_bfp", "index"], "python -m megatron_bfp index"),
         (["-m", "megatron_bfp"], "python -m megatron_bfp"),
     ],
 )
@@ -92,3 +96,16 @@ def test_a_split_that_begins_with_a_minus_is_a_value():
     assert parser.parse_args(["--split", "-1,1,0"]).split == "-1,1,0"
     with pytest.raises(OptionError, match="--split"):
         parser.parse_args(["--split"])
+
+
+def test_every_installed_command_is_one_that_is_tested():
+    """What pyproject.toml installs, by name and function."""
+    content = (ROOT / "pyproject.toml").read_text()
+    scripts = dict(re.findall(r'^(megatron-bfp\S*) = "megatron_bfp\.commands\.(\S+):console"$', content, re.MULTILINE))
+    assert scripts == {
+        "megatron-bfp": "main",
+        "megatron-bfp-preprocess": "preprocess",
+        "megatron-bfp-report": "report",
+    }
+    assert set(scripts) <= set(COMMANDS)
+    assert all(callable(import_module(f"megatron_bfp.commands.{module}").console) for module in scripts.values())

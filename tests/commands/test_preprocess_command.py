@@ -5,14 +5,12 @@ import json
 import os
 import random
 import shutil
-import signal
 import subprocess
 import sys
-import time
-from functools import partial
 
 import numpy as np
 import pytest
+from helpers.commands import files_in, preprocess_tool
 from helpers.datasets import DATA, ROOT, documents_of
 
 pytest.importorskip("tokenizers")
@@ -25,11 +23,6 @@ from megatron_bfp.sequence_index.verify import verify_all
 from megatron_bfp.tokenizers.registry import load_tokenizer
 
 GOOD = str(DATA / "nasty" / "00_good.jsonl")
-
-
-def tool(*arguments, **options):
-    command_line = [sys.executable, str(ROOT / "tools" / "preprocess_bfp.py"), *map(str, arguments)]
-    return subprocess.run(command_line, capture_output=True, text=True, timeout=120, **options)
 
 
 @pytest.fixture
@@ -49,10 +42,6 @@ def run_here(tmp_path, tokenizer_file, capsys, monkeypatch):
         return status, captured.out, captured.err
 
     return run
-
-
-def files(folder):
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
 @pytest.mark.case(2)
@@ -93,7 +82,7 @@ def test_the_table_counts_what_is_cut_and_what_is_empty(run_here):
     assert status == 0 and err == ""
     lines = out.splitlines()
     assert lines[0].endswith("out_text_document") and "3 documents (1 empty and 0 bad ones left out), " in out
-    cuts, sizes = (place for place, line in enumerate(lines) if line.startswith("index "))
+    cuts, sizes = (number for number, line in enumerate(lines) if line.startswith("index "))
     assert lines[cuts].split() == ["index", "split", "concatenation", "packing", "longer", "than", "L"]
     assert lines[cuts + 2].split()[1:] == ["all", "0", "0", "2"]
     assert lines[sizes + 2].split()[1] == "3" and "padding" in lines[sizes]
@@ -110,7 +99,7 @@ def test_any_number_of_workers_gives_the_same_bytes(tmp_path, tokenizer_file):
     for workers in (1, 2, 3):
         prefixes.append(tmp_path / f"out{workers}")
         common = ("--tokenizer-model", tokenizer_file, "--eod-token", EOD, "--append-eod", "--seq-length", 128)
-        done = tool("--input", path, again, "--output-prefix", prefixes[-1], "--workers", workers, *common)
+        done = preprocess_tool("--input", path, again, "--output-prefix", prefixes[-1], "--workers", workers, *common)
         assert done.returncode == 0, done.stderr
     for prefix in prefixes[1:]:
         for suffix in (".bin", ".idx"):
@@ -120,10 +109,10 @@ def test_any_number_of_workers_gives_the_same_bytes(tmp_path, tokenizer_file):
 @pytest.mark.case(8)
 def test_indexes_for_a_dataset_that_exists(run_here, write_dataset, tmp_path):
     prefix = write_dataset(documents_of([5, 90, 3, 64])).prefix
-    before = files(tmp_path)
+    before = files_in(tmp_path)
     status, out, _ = run_here("--indexed", prefix, "--seq-length", 64, 32, "--split", "1,1", defaults=False)
     assert status == 0 and "concatenation" in out
-    assert {os.path.dirname(name) for name in set(files(tmp_path)) - set(before)} == {
+    assert {os.path.dirname(name) for name in set(files_in(tmp_path)) - set(before)} == {
         f"data.bfp/s{seq_length}-{documents}" for seq_length in (32, 64) for documents in ("d0-2", "d2-4")
     }
     assert run_here("--indexed", prefix, "--seq-length", 64, "--split", "1,1", defaults=False)[0] == 0
@@ -141,10 +130,10 @@ def test_a_stale_index_is_rebuilt_only_with_overwrite(run_here, write_dataset):
 
 def test_a_dataset_that_is_there_is_not_replaced_unasked(run_here, tmp_path):
     assert run_here("--input", GOOD)[0] == 0
-    before = {name: (tmp_path / name).read_bytes() for name in files(tmp_path)}
+    before = {name: (tmp_path / name).read_bytes() for name in files_in(tmp_path)}
     status, _, err = run_here("--input", str(DATA / "nasty" / "12_bom.jsonl"))
     assert status == 2 and "exists" in err
-    assert {name: (tmp_path / name).read_bytes() for name in files(tmp_path)} == before
+    assert {name: (tmp_path / name).read_bytes() for name in files_in(tmp_path)} == before
     assert run_here("--input", str(DATA / "nasty" / "12_bom.jsonl"), "--overwrite")[0] == 0
     assert IndexedDataset(str(tmp_path / "out_text_document")).num_documents == 2
     (index,) = verify_all(str(tmp_path / "out_text_document"))
@@ -186,7 +175,7 @@ def test_bad_options_are_one_line_and_status_2_and_leave_nothing(run_here, tmp_p
     status, out, err = run_here(*arguments, "--append-eod", *options, defaults=False)
     assert status == 2 and out == ""
     assert named in err and len(err.splitlines()) == 1
-    assert files(tmp_path) == []
+    assert files_in(tmp_path) == []
 
 
 @pytest.mark.case(5)
@@ -194,7 +183,7 @@ def test_a_tokenizer_without_an_eod_is_refused(run_here, tmp_path, tokenizer_fil
     common = ("--input", GOOD, "--output-prefix", tmp_path / "out", "--tokenizer-model", tokenizer_file)
     status, _, err = run_here(*common, "--append-eod", "--seq-length", 64, defaults=False)
     assert status == 2 and "--eod-token" in err and len(err.splitlines()) == 1
-    assert files(tmp_path) == []
+    assert files_in(tmp_path) == []
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -205,9 +194,9 @@ def test_bad_input_is_one_line_and_leaves_nothing(tmp_path, tokenizer_file, name
     common = ("--output-prefix", tmp_path / "out", "--tokenizer-model", tokenizer_file)
     common += ("--eod-token", EOD, "--append-eod")
     inputs = [] if name.startswith("38") else [GOOD]
-    done = tool("--input", *inputs, DATA / "nasty" / name, *common, "--seq-length", 64, "--workers", workers)
+    done = preprocess_tool("--input", *inputs, DATA / "nasty" / name, *common, "--seq-length", 64, "--workers", workers)
     assert done.returncode == 2 and name in done.stderr and len(done.stderr.splitlines()) == 1
-    assert files(tmp_path) == []
+    assert files_in(tmp_path) == []
 
 
 def test_several_keys_are_written_all_or_none(run_here, tmp_path, tokenizer_file):
@@ -215,7 +204,7 @@ def test_several_keys_are_written_all_or_none(run_here, tmp_path, tokenizer_file
     path.write_text('{"text": "a", "code": "b"}\n{"text": "a"}\n')
     status, _, err = run_here("--input", path, "--json-keys", "text", "code")
     assert status == 2 and ":2 (byte 27): no key 'code'" in err
-    assert files(tmp_path) == ["in.jsonl"]
+    assert files_in(tmp_path) == ["in.jsonl"]
 
 
 @pytest.fixture
@@ -254,7 +243,7 @@ def test_any_container_and_number_of_workers_gives_the_same_bytes(tmp_path, toke
     contents = set()
     for name, (given, workers) in runs.items():
         common = ("--tokenizer-model", tokenizer_file, "--eod-token", EOD, "--append-eod", "--seq-length", 128)
-        done = tool("--input", given, "--output-prefix", tmp_path / name, "--workers", workers, *common)
+        done = preprocess_tool("--input", given, "--output-prefix", tmp_path / name, "--workers", workers, *common)
         assert done.returncode == 0, done.stderr
         contents.add(tuple((tmp_path / f"{name}_text_document.{kind}").read_bytes() for kind in ("bin", "idx")))
     assert len(contents) == 1
@@ -265,16 +254,16 @@ def test_any_container_and_number_of_workers_gives_the_same_bytes(tmp_path, toke
 def test_standard_input(tmp_path, tokenizer_file, name, workers):
     common = ("--output-prefix", tmp_path / "out", "--tokenizer-model", tokenizer_file, "--seq-length", 64)
     content = open(DATA / "nasty" / name, "rb")
-    done = tool("--input", "-", *common, "--workers", workers, stdin=content)
+    done = preprocess_tool("--input", "-", *common, "--workers", workers, stdin=content)
     assert done.returncode == 0, done.stderr
     assert IndexedDataset(str(tmp_path / "out_text_document")).num_documents == 8
 
 
 def test_bad_standard_input_is_named(tmp_path, tokenizer_file):
     common = ("--output-prefix", tmp_path / "out", "--tokenizer-model", tokenizer_file, "--seq-length", 64)
-    done = tool("--input", "-", *common, input="x\n")
+    done = preprocess_tool("--input", "-", *common, input="x\n")
     assert done.returncode == 2 and "standard input:1 (byte 0): not JSON" in done.stderr
-    assert files(tmp_path) == []
+    assert files_in(tmp_path) == []
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -285,7 +274,7 @@ def test_skipped_documents_are_listed_in_order(tmp_path, tokenizer_file, workers
             file.write("bad\n" if number % 1000 == 7 else json.dumps({"text": f"document {number} " * 9}) + "\n")
     again = shutil.copy(path, tmp_path / "again.jsonl")
     common = ("--output-prefix", tmp_path / "out", "--tokenizer-model", tokenizer_file, "--seq-length", 64)
-    done = tool("--input", path, other, again, *common, "--workers", workers, "--skip-bad-documents")
+    done = preprocess_tool("--input", path, other, again, *common, "--workers", workers, "--skip-bad-documents")
     assert done.returncode == 0, done.stderr
     listed = [json.loads(line) for line in open(tmp_path / "out.bad.jsonl")]
     content = path.read_bytes()
@@ -298,9 +287,9 @@ def test_skipped_documents_are_listed_in_order(tmp_path, tokenizer_file, workers
 def test_without_bad_documents_an_older_list_goes(run_here, tmp_path):
     bad, good = (str(DATA / "nasty" / name) for name in ("04_missing_key.jsonl", "00_good.jsonl"))
     assert run_here("--input", bad, "--skip-bad-documents")[0] == 0
-    assert "out.bad.jsonl" in files(tmp_path)
+    assert "out.bad.jsonl" in files_in(tmp_path)
     assert run_here("--input", good, "--skip-bad-documents", "--overwrite")[0] == 0
-    assert "out.bad.jsonl" not in files(tmp_path)
+    assert "out.bad.jsonl" not in files_in(tmp_path)
 
 
 def test_other_files_in_a_folder_are_mentioned(run_here, tmp_path):
@@ -321,75 +310,10 @@ def test_a_file_that_is_cut_off_leaves_nothing(tmp_path, tokenizer_file, workers
     path = tmp_path / "in.jsonl.gz"
     path.write_bytes(gzip.compress(b'{"text": "a text"}\n' * 120_000)[:-9])
     common = ("--output-prefix", tmp_path / "out", "--tokenizer-model", tokenizer_file, "--seq-length", 64)
-    done = tool("--input", path, *common, "--workers", workers, "--skip-bad-documents")
+    done = preprocess_tool("--input", path, *common, "--workers", workers, "--skip-bad-documents")
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert f"{path}: its gzip data ends at byte {path.stat().st_size}" in done.stderr.splitlines()[-1]
-    assert files(tmp_path) == ["in.jsonl.gz"]
-
-
-@pytest.mark.parametrize("moment", [0.3, 1, pytest.param(4, marks=pytest.mark.slow)])
-def test_an_interrupted_run_says_so_and_keeps_finished_shards_only(tmp_path, tokenizer_file, no_fast_library, moment):
-    """Ctrl-C and a scheduler's SIGTERM reach the whole group of processes."""
-    path = tmp_path / "in.jsonl"
-    path.write_text(json.dumps({"text": "a document " * 40}) + "\n")
-    path.write_bytes(path.read_bytes() * (100_000 if moment < 2 else 1_000_000))  # more than is done by then
-    arguments = ["--input", path, "--output-prefix", tmp_path / "out", "--tokenizer-model", tokenizer_file]
-    arguments += ["--seq-length", "64", "--workers", "2", "--skip-bad-documents"]
-    for number, status, message in (
-        (signal.SIGINT, 130, "preprocess_bfp.py: interrupted\n"),
-        (signal.SIGTERM, 143, ""),
-    ):
-        command_line = [*map(str, [sys.executable, ROOT / "tools" / "preprocess_bfp.py", *arguments])]
-        options = {"start_new_session": True, "env": no_fast_library}
-        # tests that run in the background of a shell are told to ignore SIGINT, and so would this process be
-        options["preexec_fn"] = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-        process = subprocess.Popen(command_line, stderr=subprocess.PIPE, text=True, **options)
-        deadline = time.monotonic() + 60
-        while not (tmp_path / "out.shards" / "run").exists() and time.monotonic() < deadline:
-            time.sleep(0.02)
-        time.sleep(moment)
-        os.killpg(process.pid, number)
-        assert process.wait(timeout=60) == status
-        lines = [line for line in process.stderr.read().splitlines(True) if not line.startswith("tokenizing")]
-        kept = {name for name in files(tmp_path) if "out.shards/0" in name or "out.shards/joined-0" in name}
-        assert "".join(line for line in lines if "goes on from there" not in line) == message
-        assert len(lines) == (message != "") + bool(kept)
-        of_run = {"joined-0.bin", "joined-0.lengths"}
-        assert {name.rsplit("/")[-1] for name in kept} <= {"record", "0.bin", "0.idx"} | of_run
-        others = {"out.shards/run", "out.shards/lock"} if kept else set()
-        assert {*files(tmp_path)} - kept == {"in.jsonl"} | others
-        shutil.rmtree(tmp_path / "out.shards", ignore_errors=True)
-
-
-def test_a_terminated_run_leaves_neither_files_nor_processes(tmp_path, tokenizer_file, no_fast_library):
-    path = tmp_path / "in.jsonl"
-    with open(path, "w") as file:
-        for number in range(60_000):
-            file.write(json.dumps({"text": f"document {number} " * 40}) + "\n")
-    arguments = ["--input", path, "--output-prefix", tmp_path / "out", "--tokenizer-model", tokenizer_file]
-    command_line = [sys.executable, ROOT / "tools" / "preprocess_bfp.py", *arguments, "--seq-length", "64"]
-    for signal_number, status in ((signal.SIGTERM, 143), (signal.SIGKILL, -9)):
-        command_line = [*map(str, command_line), "--workers", "2"]
-        process = subprocess.Popen(command_line, start_new_session=True, env=no_fast_library)
-        deadline = time.monotonic() + 60
-        while not workers_of(process.pid) and time.monotonic() < deadline:
-            time.sleep(0.1)
-        workers = workers_of(process.pid)
-        assert workers
-        time.sleep(1)
-        process.send_signal(signal_number)
-        assert process.wait(timeout=60) == status
-        deadline = time.monotonic() + 20
-        while any(os.path.exists(f"/proc/{worker}") for worker in workers) and time.monotonic() < deadline:
-            time.sleep(0.1)
-        assert not any(os.path.exists(f"/proc/{worker}") for worker in workers)
-        if signal_number == signal.SIGTERM:
-            assert files(tmp_path) == ["in.jsonl"]
-
-
-def workers_of(parent):
-    """Process ids of the tool's worker processes."""
-    return open(f"/proc/{parent}/task/{parent}/children").read().split()
+    assert files_in(tmp_path) == ["in.jsonl.gz"]
 
 
 def test_the_module_and_the_tool_verify(run_here, tmp_path):
@@ -403,49 +327,3 @@ def test_the_module_and_the_tool_verify(run_here, tmp_path):
     for prefix in ("out_text_document", "none"):
         broken = subprocess.run([*verify, tmp_path / prefix], capture_output=True, text=True, env=environment)
         assert broken.returncode == 2 and len(broken.stderr.splitlines()) == 1
-
-
-@pytest.mark.case(7)
-@pytest.mark.slow
-def test_a_rerun_after_a_kill_at_any_moment_gives_the_same_bytes(tmp_path, tokenizer_file):
-    """Thirty kills, each of a run that goes on where the one before was killed, until it is done and begun anew."""
-    path = tmp_path / "in.jsonl"
-    with open(path, "w") as file:
-        for number in range(300_000):
-            file.write(json.dumps({"text": f"document {number} " * (1 + number % 60)}) + "\n")
-    common = ["--input", path, "--tokenizer-model", tokenizer_file, "--eod-token", EOD, "--append-eod"]
-    common += ["--seq-length", "128", "--split", "8,1,1", "--workers", "2", "--output-prefix"]
-    (tmp_path / "whole").mkdir()
-    start = time.monotonic()
-    assert tool(*common, tmp_path / "whole" / "out").returncode == 0
-    seconds = time.monotonic() - start
-    reference = contents(tmp_path / "whole")
-    rng = random.Random(3)
-    killed, whole_runs = [], 0
-    folder = tmp_path / "killed"
-    folder.mkdir()
-    while len(killed) < 30 and whole_runs < 30:
-        command_line = [sys.executable, ROOT / "tools" / "preprocess_bfp.py", *common, folder / "out"]
-        process = subprocess.Popen([*map(str, command_line)], start_new_session=True, stdout=subprocess.DEVNULL)
-        time.sleep(rng.random() * seconds)
-        os.killpg(process.pid, signal.SIGKILL)
-        if process.wait() == -signal.SIGKILL:
-            killed.append({name.split("/")[0] for name in files(folder)})
-        if os.path.exists(folder / "out_text_document.idx"):
-            IndexedDataset(str(folder / "out_text_document"))  # whatever can be opened is whole
-        if rng.random() < 0.15 or process.returncode == 0:
-            done = tool(*common, folder / "out")
-            assert done.returncode == 0, done.stderr
-            assert contents(folder) == reference
-            whole_runs += 1
-            shutil.rmtree(folder)
-            folder.mkdir()
-    assert len(killed) == 30 and whole_runs > 1
-    assert sum("out.shards" in names for names in killed) > 5  # some in the middle
-    assert tool(*common, folder / "out").returncode == 0
-    assert contents(folder) == reference
-
-
-def contents(folder):
-    """All files but the summary, which tells times."""
-    return {name: (folder / name).read_bytes() for name in files(folder) if not name.endswith(".summary.json")}

@@ -1,4 +1,4 @@
-"""Options that are given and change nothing are said to."""
+"""``megatron-bfp-preprocess`` warns of options that are given and have no effect."""
 
 import json
 
@@ -14,7 +14,7 @@ FAULT = ["--tokenizer-model", str(DATA / "bos_tokenizer.json")]
 
 @pytest.fixture
 def warnings(tmp_path, capsys):
-    """The warnings of a call with one document, or with these options in place of its own."""
+    """The warnings of a call with one document, or with another source of documents."""
 
     def run(*options, source=None):
         (tmp_path / "a.jsonl").write_text(json.dumps({"text": "the river"}) + "\n")
@@ -47,9 +47,9 @@ INDEX = ("--seq-length", "16")
     ],
 )
 def test_fault_C09_an_option_that_changes_nothing_is_said(warnings, options, expected):
-    found = warnings(*INDEX, *options)
-    assert len(found) == (expected is not None)
-    assert expected is None or found[0].startswith(expected)
+    lines = warnings(*INDEX, *options)
+    assert len(lines) == (expected is not None)
+    assert expected is None or lines[0].startswith(expected)
 
 
 def test_an_eod_that_the_tokenizer_appends_itself_is_no_cause_for_a_warning(warnings, tmp_path):
@@ -63,22 +63,22 @@ def test_an_eod_that_the_tokenizer_appends_itself_is_no_cause_for_a_warning(warn
 
 def test_options_of_documents_beside_datasets_that_exist(warnings, tmp_path):
     dataset = write(tmp_path / "data", [[1, 2], [3]])
-    found = warnings(*INDEX, "--append-eod", "--workers", "2", source=["--indexed", dataset.prefix])
-    assert [line.split()[0] for line in found] == ["--append-eod", "--workers"] and found[0].endswith("is for --input")
+    lines = warnings(*INDEX, "--append-eod", "--workers", "2", source=["--indexed", dataset.prefix])
+    assert [line.split()[0] for line in lines] == ["--append-eod", "--workers"] and lines[0].endswith("is for --input")
     merged = ["--merge", dataset.prefix, dataset.prefix, "--output-prefix", str(tmp_path / "merged")]
     assert warnings(*INDEX, "--split", "9,1,0", source=merged) == []
-    found = warnings(*INDEX, "--output-prefix", "x", source=["--indexed", dataset.prefix])
-    assert found == ["--output-prefix has no effect here: it is for --input and --merge"]
+    lines = warnings(*INDEX, "--output-prefix", "x", source=["--indexed", dataset.prefix])
+    assert lines == ["--output-prefix has no effect here: it is for --input and --merge"]
 
 
 def test_options_of_the_index_beside_a_part_that_gets_none(warnings):
     part = ("--shard-index", "0", "--shard-count", "1")
-    (found,) = warnings(*part, "--split", "9,1,0")
-    assert found.startswith("--split has no effect here: it is for --seq-length")
+    (line,) = warnings(*part, "--split", "9,1,0")
+    assert line.startswith("--split has no effect here: it is for --seq-length")
 
 
 def test_options_of_megatron_s_form_beside_a_tiktoken_file(warnings, tiktoken_file):
     common = ("--tokenizer-type", "TikTokenizer", "--tokenizer-model", tiktoken_file, "--tiktoken-pattern", "gpt2")
-    (found,) = warnings(*INDEX, *common, "--vocab-size", "300")
-    assert "--vocab-size have no effect" in found and "is not of Megatron's form" in found
+    (line,) = warnings(*INDEX, *common, "--vocab-size", "300")
+    assert "--vocab-size have no effect" in line and "is not of Megatron's form" in line
     assert warnings(*INDEX, *common, "--tiktoken-special-tokens", "<a>") == []

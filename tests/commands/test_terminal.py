@@ -1,6 +1,7 @@
 """Commands as people see them: on a terminal of 80 columns, in a pipe that is closed, with names from the tab key."""
 
 import contextlib
+import importlib.util
 import io
 import os
 import re
@@ -9,7 +10,7 @@ import sys
 
 import numpy as np
 import pytest
-from helpers.datasets import ROOT, documents_of
+from helpers.datasets import DATA, ROOT, documents_of
 from helpers.terminal import run_on_terminal
 
 from megatron_bfp.commands import main as verbs
@@ -24,6 +25,14 @@ from megatron_bfp.tables import WIDTH, format_table, wrap
 PREPROCESS = ("tools/preprocess_bfp.py",)
 REPORT = ("tools/report_bfp.py",)
 VERBS = ("-m", "megatron_bfp")
+PRINT_ALL = """
+import pytest, sys
+from helpers.commands import call
+with pytest.MonkeyPatch.context() as patch:
+    for line in sys.argv[1:]:
+        print("=====", line)
+        assert call(patch, *line.split("|")) == 0, line
+"""
 
 
 def python(*words, unbuffered=False, stderr=subprocess.PIPE, **settings):
@@ -66,6 +75,29 @@ def outputs(corpus):
 def test_fault_C07_output_fits_80_columns(outputs):
     for output in outputs:
         assert max(map(len, output.splitlines())) <= 80, output
+
+
+def test_output_of_every_verb_fits_a_terminal_of_80_columns(corpus, tmp_path):
+    name, index = "web_text_document", "--seq-length|2048|8192|--split|969,30,1"
+    preprocess = f"--input|{DATA / 'nasty' / '00_good.jsonl'}|--tokenizer-model|{DATA / 'bos_tokenizer.json'}"
+    lines = [
+        f"megatron-bfp preprocess|{preprocess}|--output-prefix|{tmp_path}/out|{index}",
+        f"megatron-bfp index|{name}|{index}",
+        f"megatron-bfp merge|{name}|{name}|--output-prefix|two|{index}",
+        f"megatron-bfp report|{name}|--seq-length|2048|131072|--output|report",
+        f"megatron-bfp verify|{name}|two|--tokens|--vocab-size|100",
+        f"megatron-bfp show|{name}|--seq-length|8192|--split|969,30,1|--sample|77|--html|page.html",
+        "megatron-bfp status",
+        f"megatron-bfp-preprocess|--indexed|{name}|{index}",
+        f"megatron-bfp-report|{name}|{index}",
+    ]
+    if importlib.util.find_spec("tokenizers") is None:
+        del lines[0]
+    settings = {"cwd": os.path.dirname(corpus), "env": os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT}/tests"}}
+    status, shown = run_on_terminal([sys.executable, "-c", PRINT_ALL, *lines], **settings)
+    printed = [re.sub(r"/\S+", "PATH", line.split("\r")[-1]) for line in re.split("\r?\n", shown)]
+    assert status == 0 and sum(line.startswith("=====") for line in printed) == len(lines), shown
+    assert [line for line in printed if len(line) > 80 and not line.startswith("=====")] == []
 
 
 def cut_needlessly(lengths, seq_length):

@@ -1,4 +1,4 @@
-"""``python -m megatron_bfp verify``: with ``--tokens`` the .bin is read, too."""
+"""``megatron-bfp verify``: with ``--tokens`` the .bin is read, too."""
 
 import shutil
 

@@ -27,7 +27,7 @@ def by_report(prefix, seq_length):
 def by_show(prefix, seq_length):
     parser = argparse.ArgumentParser()
     show_command.add_arguments(parser)
-    show_command.show(parser.parse_args([prefix, "--seq-length", str(seq_length), "--sequence", "0"]))
+    show_command.execute(parser.parse_args([prefix, "--seq-length", str(seq_length), "--sequence", "0"]))
 
 
 def by_trainer(prefix, seq_length):

@@ -295,7 +295,7 @@ def test_with_a_tokenizer_texts_are_shown(write_dataset, tmp_path, capsys):
         ),
         (
             ["PREFIX", "--seq-length", "9", "--sequence", "0", "--max-documents-per-sequence", "2"],
-            r"no sequence index s9-d0-12-m2, only s8-d0-12\. Build it: megatron-bfp-preprocess --indexed \S+data "
+            r"no sequence index s9-d0-12-m2, only s8-d0-12\. Build it: megatron-bfp index \S+data "
             r"--seq-length 9 --max-documents-per-sequence 2$",
         ),
         (["PREFIX", "--seq-length", "8", "--sequence", "0", "--split", "1,1"], "--seq-length 8 --split 1,1$"),

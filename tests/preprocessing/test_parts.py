@@ -40,7 +40,7 @@ def test_parts_of_several_jobs_merge_to_the_whole(run, corpus, tmp_path, count):
         (["--shard-index", 3, "--shard-count", 3], "is not from 0 to 2"),
         (["--shard-index", -1, "--shard-count", 3], "is not from 0 to 2"),
         (["--shard-index", 0, "--shard-count", 0], "--shard-count"),
-        (["--shard-index", 0, "--shard-count", 2, "--seq-length", 64], "give it to --merge"),
+        (["--shard-index", 0, "--shard-count", 2, "--seq-length", 64], "give it to megatron-bfp merge"),
         (["--shard-index", 0, "--shard-count", 2, "--input", "-"], "can be read once"),
         ([], "--seq-length is needed"),
         (["--executor", "slurm"], "--executor"),

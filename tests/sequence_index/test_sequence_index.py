@@ -245,7 +245,7 @@ def test_a_foreign_file_is_found_by_verify(dataset, index, tmp_path):
 @pytest.mark.case(11)
 def test_a_stale_index_is_refused_with_the_command_that_rebuilds_it(dataset, index, tmp_path):
     other = write(tmp_path / "data", documents_of(LENGTHS[:-1] + [7]))
-    with pytest.raises(SequenceIndexError, match="built from another .*--indexed .*data .*--overwrite"):
+    with pytest.raises(SequenceIndexError, match="built from another .*megatron-bfp index .*data .*--overwrite"):
         open_or_build(other, index.key)
     rebuilt = build(other, index.key, index_directory(other.prefix), overwrite=True)
     assert verify(rebuilt.path, other).counts["documents"] == 10
