@@ -205,7 +205,7 @@ class BFPGPTDataset(GPTDataset):
         sequence = self.sequence_of(0 if idx is None else idx)
         sample = build_sample(
             self.dataset,
-            self.sequence_index.positions(sequence),
+            self.sequence_index.chunk_spans(sequence),
             self.config.sequence_length,
             bool(self.config.reset_position_ids),
             self.masked_input,

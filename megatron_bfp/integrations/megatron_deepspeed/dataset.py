@@ -70,8 +70,8 @@ class PackedDataset:
         if not 0 <= idx < len(self):
             raise IndexError(f"{self.dataset.prefix}: sample {idx} is not in [0, {len(self)})")
         sequence = self.sequence_index.sequence_of(idx, self.seed)
-        positions = self.sequence_index.positions(sequence)
-        sample = build_sample(self.dataset, positions, self.sequence_index.key.seq_length, vocab_size=self.vocab_size)
+        chunks = self.sequence_index.chunk_spans(sequence)
+        sample = build_sample(self.dataset, chunks, self.sequence_index.key.seq_length, vocab_size=self.vocab_size)
         return {
             "text": np.append(sample.tokens, sample.labels[-1]),
             "cu_seqlens": sample.cu_seqlens.astype(np.int64),
