@@ -9,9 +9,8 @@ from ..files import write_whole
 from ..indexed_dataset.reader import IndexedDataset
 from ..inspection.page import to_html
 from ..inspection.view import to_text, view_sequence
-from ..sequence_index.builder import open_or_refuse
-from ..sequence_index.key import SPLIT_NAMES, IndexKey
-from ..sequence_index.reader import SequenceIndex
+from ..sequence_index.key import SPLIT_NAMES
+from ..sequence_index.split import PackedSplit
 from ..tokenizers.registry import load_tokenizer
 from .shared import dataset_prefix
 
@@ -57,13 +56,13 @@ def show(options: argparse.Namespace) -> None:
             needs_eod=False,
             bos_token=options.bos_token,
         )
-    index = _open_index(options)
+    packed_split = _open_split(options)
     sequence, origin = options.sequence, ""
-    if options.sample is not None and len(index):
+    if options.sample is not None and len(packed_split):
         seed = SEED if options.seed is None else options.seed
-        sequence = index.sequence_of(options.sample, seed)
-        origin = f"sample {options.sample} with seed {seed} (epoch {options.sample // len(index)})"
-    view = view_sequence(index, sequence, origin)
+        sequence = packed_split.sequence_of(options.sample, seed)
+        origin = f"sample {options.sample} with seed {seed} (epoch {options.sample // len(packed_split)})"
+    view = view_sequence(packed_split.index, sequence, origin)
     text = to_text(view, tokenizer, options.text)
     if options.html is not None:
         _write_page(options.html, to_html(view, tokenizer))
@@ -87,14 +86,16 @@ def _check(options: argparse.Namespace) -> None:
             raise OptionError(f"--{name.replace('_', '-')} needs --tokenizer-model")
 
 
-def _open_index(options: argparse.Namespace) -> SequenceIndex:
-    """The index that the options name."""
+def _open_split(options: argparse.Namespace) -> PackedSplit:
+    """The split that the options name."""
     dataset, split_name = IndexedDataset(options.prefix), options.split_name or SPLIT_NAMES[0]
-    cap = options.max_documents_per_sequence
-    key = IndexKey.for_split(dataset.num_documents, options.seq_length, options.split, split_name, cap)
-    if key is None:
+    cap, cache_path = options.max_documents_per_sequence, options.data_cache_path
+    packed_split = PackedSplit.open(
+        dataset, options.seq_length, options.split, split_name, cap, cache_path, builds=False
+    )
+    if packed_split is None:
         raise OptionError(f"--split {options.split}: its {split_name} split has no documents")
-    return open_or_refuse(dataset, key, options.data_cache_path, options.split)
+    return packed_split
 
 
 def _write_page(path: str, page: str) -> None:

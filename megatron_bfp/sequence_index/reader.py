@@ -19,7 +19,6 @@ from ..indexed_dataset.memory_maps import expect_scattered_reads, load_array
 from ..indexed_dataset.reader import IndexedDataset
 from ..packing.chunks import ChunkSpan
 from ..packing.table import SequenceTable, id_dtype
-from ..samples.order import sequence_of_sample
 from .fingerprints import ends_sha256, sampled_fingerprint
 from .format import ARRAYS, FORMAT, VERSION, canonical_json, checksum
 from .key import IndexKey, build_command, damaged, remedy
@@ -39,6 +38,7 @@ class SequenceIndex:
         counts: the counts of index.json: documents, empty_documents, tokens, sequences, padding.
         idx_sha256: of the whole .idx that it was built from, in hexadecimal.
         identity: what distinguishes it from other indexes, wherever it and its dataset lie: ``idx_sha256``, its name.
+        checksum: of everything that it holds: sha256 in hexadecimal, the same for equal indexes on all hosts.
         was_built: whether it was built just now by this process.
 
     Raises:
@@ -59,6 +59,7 @@ class SequenceIndex:
         self._shift = _shift_to_sequences(dataset, self.key, self.counts)
         self.idx_sha256: str = metadata["fingerprint"]["sha256"]
         self.identity = f"{self.idx_sha256} {self.key.name}"
+        self.checksum: str = metadata["checksum"]
 
     def __reduce__(self) -> tuple:
         return type(self), (self.path, self.dataset)
@@ -68,15 +69,6 @@ class SequenceIndex:
 
     def __len__(self) -> int:
         return self.table.num_sequences
-
-    def sequence_of(self, sample: int, seed: int) -> int:
-        """The sequence that a sample shows in training, epoch after epoch.
-
-        Args:
-            sample: >= 0, counted over all epochs. The index must have sequences.
-            seed: the run's seed.
-        """
-        return sequence_of_sample(sample, self.table.num_sequences, seed, self.identity)
 
     def chunk_spans(self, sequence: int) -> list[ChunkSpan]:
         """The chunks of one sequence, in order, in tokens from the start of the .bin.

@@ -238,14 +238,14 @@ def _build_packed_split(_: Callable) -> Callable:
         data_cache_path: str | None = None,
     ) -> Any:
         from ...indexed_dataset.reader import IndexedDataset
-        from ...sequence_index.key import IndexKey
+        from ...sequence_index.split import PackedSplit
         from .dataset import build_dataset
 
         dataset = IndexedDataset(data_prefix)
         args = _options()
         cap = args.max_documents_per_sequence  # the dataset is a split by itself: all of its documents
-        key = IndexKey.for_split(dataset.num_documents, seq_length, None, max_documents_per_sequence=cap)
-        packed = build_dataset(dataset, key, num_samples, seed, data_cache_path, args.padded_vocab_size)
+        packed_split = PackedSplit.open(dataset, seq_length, None, dataset_name, cap, data_cache_path)
+        packed = build_dataset(packed_split, num_samples, seed, args.padded_vocab_size)
         if packed is None:
             raise OptionError(f"{data_prefix}: has no tokens; take it out of --{dataset_name}-data-path")
         return packed
