@@ -3,33 +3,30 @@
 import os
 
 from megatron_bfp.indexed_dataset.reader import IndexedDataset
-from megatron_bfp.sequence_index.builder import open_existing, open_or_refuse
+from megatron_bfp.sequence_index.builder import open_existing
 from megatron_bfp.sequence_index.key import IndexKey, index_directory
-from megatron_bfp.sequence_index.reader import SequenceIndex
+from megatron_bfp.sequence_index.split import PackedSplit
 
 from .options import RunOptions
 
 
-def index_key(options: RunOptions, dataset: IndexedDataset, split_name: str) -> IndexKey | None:
-    """Which index holds a split of a dataset; None for a split without a share."""
-    cap = options.max_documents_per_sequence
-    return IndexKey.for_split(dataset.num_documents, options.seq_length, options.split, split_name, cap)
-
-
-def open_index(options: RunOptions, dataset: IndexedDataset, key: IndexKey) -> SequenceIndex:
-    """Open an index where the run would.
+def open_split(options: RunOptions, dataset: IndexedDataset, split_name: str) -> PackedSplit | None:
+    """Open a split's index where the run would; None for a split without a share.
 
     Raises:
         SequenceIndexError: it has not been built, and the message has the command that builds it; or it is wrong.
     """
-    return open_or_refuse(dataset, key, options.data_cache_path, options.split)
+    cap, cache_path = options.max_documents_per_sequence, options.data_cache_path
+    return PackedSplit.open(dataset, options.seq_length, options.split, split_name, cap, cache_path, builds=False)
 
 
-def is_built_at_start(options: RunOptions, dataset: IndexedDataset, key: IndexKey) -> bool:
+def is_built_at_start(options: RunOptions, dataset: IndexedDataset, split_name: str) -> bool:
     """Whether an index is missing that nobody can build before, as the data's folder cannot be written: training then
     builds it under the data cache path."""
     beside = index_directory(dataset.prefix)
     folder = beside if os.path.isdir(beside) else os.path.dirname(beside) or "."
     if options.data_cache_path is None or os.access(folder, os.W_OK):
         return False
-    return open_existing(dataset, key, options.data_cache_path) is None
+    cap = options.max_documents_per_sequence
+    key = IndexKey.for_split(dataset.num_documents, options.seq_length, options.split, split_name, cap)
+    return key is not None and open_existing(dataset, key, options.data_cache_path) is None

@@ -17,7 +17,7 @@ from megatron_bfp.errors import BFPError, OptionError
 from megatron_bfp.indexed_dataset.reader import IndexedDataset
 from megatron_bfp.sequence_index.key import document_range, split_fractions
 
-from .indexes import index_key, open_index
+from .indexes import open_split
 from .memory import GB, Model, estimate
 from .options import RunOptions, run_options, trainer_and_words
 from .recipe import Layout, vocab_size_of
@@ -119,8 +119,8 @@ def training_sequences(prefix: str, options: RunOptions) -> int:
     if options.data_impl == "mmap":
         count = _concatenated_sequences(dataset, options)
     else:
-        key = index_key(options, dataset, "train")
-        count = 0 if key is None else len(open_index(options, dataset, key))
+        packed_split = open_split(options, dataset, "train")
+        count = len(packed_split) if packed_split else 0
     if count < 1:
         raise OptionError(f"--split {options.split}: the train split of {prefix} has no sequence")
     return count

@@ -37,7 +37,7 @@ from megatron_bfp.samples.vocabulary import check_sampled_ids
 from megatron_bfp.sequence_index.fingerprints import sampled_fingerprint
 from megatron_bfp.tokenizers.registry import TOKENIZER_TYPES, load_tokenizer
 
-from .indexes import index_key, is_built_at_start, open_index
+from .indexes import is_built_at_start, open_split
 from .memory import Model, num_parameters
 from .options import RunOptions, run_options, trainer_and_words
 from .recipe import vocab_size_of
@@ -160,15 +160,13 @@ def check_indexes(dataset: IndexedDataset, trained: RunOptions) -> dict[str, str
     """
     found = {}
     for split_name in trained.used_splits:
-        key = index_key(trained, dataset, split_name)
-        if key is None:
-            continue
         name = f"{dataset.prefix}'s {split_name} index"
-        if is_built_at_start(trained, dataset, key):
+        if is_built_at_start(trained, dataset, split_name):
             found[name] = "built when training starts"
-        else:
-            index = open_index(trained, dataset, key)
-            found[name] = hashlib.sha256(Path(index.path, "index.json").read_bytes()).hexdigest()
+            continue
+        packed_split = open_split(trained, dataset, split_name)
+        if packed_split is not None:
+            found[name] = packed_split.index.checksum
     return found
 
 

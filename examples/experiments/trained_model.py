@@ -111,8 +111,9 @@ def document_losses(trained: TrainedModel, prefix: str) -> tuple[np.ndarray, np.
         has_target = batch["loss_mask"].cpu().numpy() > 0
         for sample, row, mask in zip(samples, found, has_target):
             if sample is not None:
-                chunks = dataset.sequence_index.chunks(dataset.sequence_of(sample))
-                starts = np.cumsum(chunks[:, 2]) - chunks[:, 2]
-                losses[chunks[:, 0]] += np.add.reduceat(row, starts)
-                targets[chunks[:, 0]] += np.add.reduceat(mask.astype(np.int64), starts)
+                chunks = dataset.sequence_index.chunk_spans(dataset.sequence_of(sample))
+                documents = [chunk.document for chunk in chunks]
+                starts = np.cumsum([0] + [chunk.num_tokens for chunk in chunks[:-1]])
+                losses[documents] += np.add.reduceat(row, starts)
+                targets[documents] += np.add.reduceat(mask.astype(np.int64), starts)
     return losses, targets

@@ -146,7 +146,8 @@ def origin_of(dataset: Any, sample: int) -> Origin:
         dataset = dataset.datasets[which]
     if isinstance(dataset, BFPGPTDataset):
         sequence = dataset.sequence_of(sample)
-        return Origin(dataset.dataset_path, sequence, dataset.sequence_index.chunks(sequence)[:, 0].tolist())
+        chunks = dataset.sequence_index.chunk_spans(sequence)
+        return Origin(dataset.dataset_path, sequence, [chunk.document for chunk in chunks])
     dataset[sample]  # it opens its indices at the first read
     place = dataset.shuffle_index[sample]
     first, last = (int(dataset.sample_index[place + end][0]) for end in (0, 1))

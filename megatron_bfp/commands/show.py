@@ -10,9 +10,8 @@ from ..files import write_whole
 from ..indexed_dataset.reader import IndexedDataset
 from ..inspection.page import to_html
 from ..inspection.view import Chunk, SequenceView, to_text, view_sequence
-from ..sequence_index.builder import open_or_refuse
-from ..sequence_index.key import SPLIT_NAMES, IndexKey
-from ..sequence_index.reader import SequenceIndex
+from ..sequence_index.key import SPLIT_NAMES
+from ..sequence_index.split import PackedSplit
 from ..tokenizers.interface import Tokenizer
 from ..tokenizers.registry import load_tokenizer
 from .json_output import say_json
@@ -77,10 +76,12 @@ def execute(options: argparse.Namespace) -> None:
     """
     _check(options)
     tokenizer = _load_tokenizer(options)
-    index = _open_index(options)
-    wanted = _wanted(index, options)
-    view = view_sequence(index, wanted.sequence, wanted.origin)
-    output = _entry(view, index, wanted, options, tokenizer) if options.json else to_text(view, tokenizer, options.text)
+    packed_split = _open_split(options)
+    wanted = _wanted(packed_split, options)
+    view = view_sequence(packed_split.index, wanted.sequence, wanted.origin)
+    output: Any = to_text(view, tokenizer, options.text)
+    if options.json:
+        output = _entry(view, packed_split, wanted, options, tokenizer)
     if options.html is not None:
         _write_page(options.html, to_html(view, tokenizer))
     if isinstance(output, dict):
@@ -102,13 +103,13 @@ class _Wanted(NamedTuple):
     """Sample, seed and epoch, in words."""
 
 
-def _wanted(index: SequenceIndex, options: argparse.Namespace) -> _Wanted:
-    if options.sample is None or not len(index):  # an index without sequences is refused by whoever reads it
+def _wanted(packed_split: PackedSplit, options: argparse.Namespace) -> _Wanted:
+    if options.sample is None or not len(packed_split):  # an index without sequences is refused by whoever reads it
         return _Wanted(options.sequence or 0)
     seed = SEED if options.seed is None else options.seed
-    epoch = options.sample // len(index)
+    epoch = options.sample // len(packed_split)
     origin = f"sample {options.sample} with seed {seed} (epoch {epoch})"
-    return _Wanted(index.sequence_of(options.sample, seed), seed, epoch, origin)
+    return _Wanted(packed_split.sequence_of(options.sample, seed), seed, epoch, origin)
 
 
 def _load_tokenizer(options: argparse.Namespace) -> Tokenizer | None:
@@ -125,12 +126,16 @@ def _load_tokenizer(options: argparse.Namespace) -> Tokenizer | None:
 
 
 def _entry(
-    view: SequenceView, index: SequenceIndex, wanted: _Wanted, options: argparse.Namespace, tokenizer: Tokenizer | None
+    view: SequenceView,
+    packed_split: PackedSplit,
+    wanted: _Wanted,
+    options: argparse.Namespace,
+    tokenizer: Tokenizer | None,
 ) -> dict[str, Any]:
     """The object of ``--json``."""
     return {
         "prefix": view.prefix,
-        "index": index.path,
+        "index": packed_split.index.path,
         "split": None if options.split is None else options.split_name or SPLIT_NAMES[0],
         "seq_length": view.seq_length,
         "sequence": view.sequence,
@@ -175,14 +180,16 @@ def _check(options: argparse.Namespace) -> None:
             raise OptionError(f"--{name.replace('_', '-')} needs --tokenizer-model")
 
 
-def _open_index(options: argparse.Namespace) -> SequenceIndex:
-    """The index that the options name."""
+def _open_split(options: argparse.Namespace) -> PackedSplit:
+    """The split that the options name."""
     dataset, split_name = IndexedDataset(options.prefix), options.split_name or SPLIT_NAMES[0]
-    cap = options.max_documents_per_sequence
-    key = IndexKey.for_split(dataset.num_documents, options.seq_length, options.split, split_name, cap)
-    if key is None:
+    cap, cache_path = options.max_documents_per_sequence, options.data_cache_path
+    packed_split = PackedSplit.open(
+        dataset, options.seq_length, options.split, split_name, cap, cache_path, builds=False
+    )
+    if packed_split is None:
         raise OptionError(f"--split {options.split}: its {split_name} split has no documents")
-    return open_or_refuse(dataset, key, options.data_cache_path, options.split)
+    return packed_split
 
 
 def _write_page(path: str, page: str) -> None:

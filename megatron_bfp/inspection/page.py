@@ -9,7 +9,7 @@ from functools import lru_cache
 from html import escape
 from typing import Any
 
-from .view import Chunk, SequenceView, chunk_title, printable
+from .view import SequenceView, ShownChunk, chunk_title, printable
 
 SHOWN_WHOLE = 8192
 """Positions up to which every token is shown."""
@@ -195,9 +195,9 @@ def _attention_legend(view: SequenceView) -> str:
 def _legend(view: SequenceView, has_texts: bool) -> str:
     """What the cells mean."""
     rows = [("<span>a</span>", "A token. It predicts the next cell. Point at a cell for its position, id and target.")]
-    if any(not chunk.continues for chunk in view.chunks):
+    if any(not chunk.span.continues for chunk in view.chunks):
         rows.append(('<span class="n">a</span>', "No target, so no loss: the document ends here."))
-    if any(chunk.continues for chunk in view.chunks):
+    if any(chunk.span.continues for chunk in view.chunks):
         text = "The document is cut here. The token predicts the document's next one, which is in a later sequence."
         rows.append(('<span class="cut">a</span> <em>→ <span>b</span></em>', text))
     if view.padding:
@@ -233,7 +233,7 @@ def _tokens(view: SequenceView, tokenizer: Any) -> Iterator[str]:
         yield "</p>"
 
 
-def _heading(chunk: Chunk) -> str:
+def _heading(chunk: ShownChunk) -> str:
     return (
         f"Document {chunk.document} <small>offset {chunk.offset:,}, length {chunk.length:,} of "
         f"{chunk.document_length:,} tokens · positions {chunk.begin:,} to {chunk.end - 1:,} · {chunk.part}</small>"
@@ -247,7 +247,7 @@ class _Cells:
         self._tokens, self._labels = view.sample.tokens.tolist(), view.sample.labels.tolist()
         self._has_target = view.sample.loss_mask > 0
         self._num_tokens, self._shows_all = view.num_tokens, view.seq_length <= SHOWN_WHOLE
-        self._cuts = {chunk.end - 1 for chunk in view.chunks if chunk.continues}
+        self._cuts = {chunk.end - 1 for chunk in view.chunks if chunk.span.continues}
         self._tokenizer = tokenizer
         self._text, self._quoted = lru_cache(maxsize=None)(self._text_of), lru_cache(maxsize=None)(self._quoted_of)
 
@@ -260,9 +260,9 @@ class _Cells:
             yield f"<em>… {left_out:,} tokens …</em>"
         yield from map(self._cell, range(gap + left_out, end))
 
-    def after(self, chunk: Chunk) -> str:
+    def after(self, chunk: ShownChunk) -> str:
         """What follows a chunk's last cell: its target where the document goes on elsewhere."""
-        if not chunk.continues:
+        if not chunk.span.continues:
             return "<em>end of the document</em>"
         label = self._text(self._labels[chunk.end - 1])
         return f"<em>→ <span>{label}</span> at offset {chunk.offset + chunk.length:,}, in a later sequence</em>"

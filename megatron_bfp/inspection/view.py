@@ -10,6 +10,7 @@ from unicodedata import east_asian_width
 import numpy as np
 
 from ..errors import OptionError
+from ..packing.chunks import ChunkSpan
 from ..samples.sample import Sample, build_sample
 from ..sequence_index.reader import SequenceIndex
 from ..tables import WIDTH, format_table
@@ -18,45 +19,51 @@ SHORTEST_TEXT = 16
 """Characters of a chunk's text in the table, at the least: as many as fit."""
 
 
-class Chunk(NamedTuple):
-    """A document's chunk in its sequence."""
+class ShownChunk(NamedTuple):
+    """A chunk, and where it is in its sequence and in its document."""
 
+    span: ChunkSpan
     begin: int
     """Its first position in the sequence."""
-    end: int
-    """Exclusive."""
-    document: int
     offset: int
     """Tokens of the document before this chunk."""
-    document_length: int
-    """Tokens."""
     targets: int
     """Positions with loss."""
 
     @property
-    def length(self) -> int:
-        """Tokens."""
-        return self.end - self.begin
+    def document(self) -> int:
+        """Id of its document."""
+        return self.span.document
 
     @property
-    def continues(self) -> bool:
-        """Whether the document goes on after this chunk, in another sequence."""
-        return self.offset + self.length < self.document_length
+    def length(self) -> int:
+        """Tokens."""
+        return self.span.num_tokens
+
+    @property
+    def end(self) -> int:
+        """The end of its positions in the sequence, exclusive."""
+        return self.begin + self.length
+
+    @property
+    def document_length(self) -> int:
+        """Tokens of the whole document."""
+        return self.offset + self.span.document_end - self.span.start
 
     @property
     def part(self) -> str:
         """Which part of its document this is, in words."""
         if self.offset == 0:
-            return "begins here, continues in a later sequence" if self.continues else "whole"
-        end = "continues in a later one" if self.continues else "ends here"
+            return "begins here, continues in a later sequence" if self.span.continues else "whole"
+        end = "continues in a later one" if self.span.continues else "ends here"
         return f"goes on from an earlier sequence, {end}"
 
     @property
     def short_part(self) -> str:
         """The same in one word."""
         if self.offset == 0:
-            return "first" if self.continues else "whole"
-        return "middle" if self.continues else "last"
+            return "first" if self.span.continues else "whole"
+        return "middle" if self.span.continues else "last"
 
 
 @dataclass(frozen=True)
@@ -70,7 +77,7 @@ class SequenceView:
     num_sequences: int
     """Sequences of the index."""
     sample: Sample
-    chunks: list[Chunk]
+    chunks: list[ShownChunk]
     origin: str = ""
     """Which sample of a run this is, if it was asked for as one."""
 
@@ -109,13 +116,13 @@ def view_sequence(index: SequenceIndex, sequence: int, origin: str = "") -> Sequ
         raise OptionError(f"{index.path}: has no sequences, as its documents have no tokens; choose another --split")
     if not 0 <= sequence < len(index):
         raise OptionError(f"--sequence {sequence}: {index.path} has the sequences 0 to {len(index) - 1}")
-    positions = index.positions(sequence)
-    sample = build_sample(index.dataset, positions, index.key.seq_length)
+    spans = index.chunk_spans(sequence)
+    sample = build_sample(index.dataset, spans, index.key.seq_length)
+    document_spans = index.dataset.spans(np.array([span.document for span in spans]))
     chunks = []
-    rows = zip(index.chunks(sequence).tolist(), positions, sample.cu_seqlens.tolist(), strict=False)
-    for (document, offset, length), (start, _, document_end), begin in rows:
-        targets = int(np.count_nonzero(sample.loss_mask[begin : begin + length]))
-        chunks.append(Chunk(begin, begin + length, document, offset, document_end - start + offset, targets))
+    for span, (document_start, _), begin in zip(spans, document_spans, sample.cu_seqlens.tolist(), strict=False):
+        targets = int(np.count_nonzero(sample.loss_mask[begin : begin + span.num_tokens]))
+        chunks.append(ShownChunk(span, begin, span.start - document_start, targets))
     name = index.key.name
     return SequenceView(index.dataset.prefix, name, sequence, len(index), sample, chunks, origin)
 
@@ -166,7 +173,7 @@ def _counts(view: SequenceView) -> str:
     return f"{view.num_tokens:,} tokens in {chunks}, {view.padding:,} padding, {view.num_targets:,} targets"
 
 
-def chunk_title(chunk: Chunk) -> str:
+def chunk_title(chunk: ShownChunk) -> str:
     """A chunk's heading."""
     return (
         f"document {chunk.document}: {chunk.length:,} of its {chunk.document_length:,} tokens from offset "

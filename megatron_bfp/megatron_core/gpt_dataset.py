@@ -30,9 +30,8 @@ from ..indexed_dataset.reader import IndexedDataset
 from ..progress import log_progress
 from ..samples.blends import check_weights
 from ..samples.sample import build_sample, dense_attention_mask
-from ..sequence_index.builder import open_or_build
-from ..sequence_index.key import IndexKey, split_fractions
-from ..sequence_index.reader import SequenceIndex
+from ..sequence_index.key import split_fractions
+from ..sequence_index.split import PackedSplit
 from .sample_tensors import SampleTensors
 
 MOST_CORPORA = 32766
@@ -145,30 +144,33 @@ class BFPGPTDataset(GPTDataset):
 
     def _build_document_sample_shuffle_indices(self) -> tuple[None, None, None]:
         """Called by GPTDataset's constructor in the place where it builds its own three indices."""
-        self.sequence_index = self._open_sequence_index()
-        self.num_sequences = len(self.sequence_index) if self.sequence_index else 0
+        self.packed_split = self._open_split()
+        self.sequence_index = None if self.packed_split is None else self.packed_split.index
         self.masked_input = self.config.tokenizer.eod if self.config.eod_mask_loss else None
-        if self.sequence_index:  # a blend's cache is keyed by this: it must change with the data
+        if self.packed_split:  # a blend's cache is keyed by this: it must change with the data
             self.unique_identifiers["idx_sha256"] = self.sequence_index.idx_sha256
         return None, None, None
 
-    def _open_sequence_index(self) -> SequenceIndex | None:
-        """The split's index; None where nothing is to be drawn from it."""
+    def _open_split(self) -> PackedSplit | None:
+        """The packed split; None if nothing is to be drawn from it."""
         config, split = self.config, self.index_split
         fractions = config.split_matrix[split.value] if config.split_matrix else (0.0, 1.0)
-        num_documents, cap = self.dataset.num_documents, config.max_documents_per_sequence
-        key = IndexKey.for_fractions(num_documents, config.sequence_length, fractions, cap)
-        if key is None or self.num_samples == 0:
+        if fractions is None or self.num_samples == 0:
             return None
-        index = open_or_build(self.dataset, key, config.path_to_cache, log_progress(logger))
-        if not len(index) and self._is_in_blend():
-            raise OptionError(
-                f"{self.dataset_path}: the {split.name} split, documents {key.first_document} to {key.end_document} of "
-                f"{num_documents}, has no tokens; take it out of the blend, or change --split"
-            )
-        if not len(index):
+        packed_split = PackedSplit.open(
+            self.dataset,
+            config.sequence_length,
+            fractions,
+            split.name,
+            config.max_documents_per_sequence,
+            config.path_to_cache,
+            progress=log_progress(logger),
+        )
+        if not len(packed_split):
+            if self._is_in_blend():
+                packed_split.refuse_in_blend()
             log_single_rank(logger, logging.WARNING, f"{self.dataset_path}: the {split.name} split has no tokens")
-        return index
+        return packed_split
 
     def _is_in_blend(self) -> bool:
         config = self.config
@@ -179,11 +181,11 @@ class BFPGPTDataset(GPTDataset):
         return len(config.blend_per_split[self.index_split.value][0]) > 1 and not separate
 
     def __len__(self) -> int:
-        if self.num_sequences == 0:
+        if not self.packed_split:
             return 0
         if self.num_samples is None:
-            return self.num_sequences
-        return -(-self.num_samples // self.num_sequences) * self.num_sequences
+            return len(self.packed_split)
+        return self.packed_split.samples_in_whole_epochs(self.num_samples)
 
     def sequence_of(self, idx: int) -> int:
         """The sequence that sample ``idx`` shows.
@@ -194,7 +196,7 @@ class BFPGPTDataset(GPTDataset):
         idx = operator.index(idx)
         if not 0 <= idx < len(self):
             raise IndexError(f"{self.dataset_path}: sample {idx} is not in [0, {len(self)})")
-        return self.sequence_index.sequence_of(idx, self.config.random_seed)
+        return self.packed_split.sequence_of(idx, self.config.random_seed)
 
     def __getitem__(self, idx: int | None) -> dict[str, torch.Tensor]:
         """One sample. ``None`` gives Megatron's batch padding: sample 0 without loss.
@@ -205,7 +207,7 @@ class BFPGPTDataset(GPTDataset):
         sequence = self.sequence_of(0 if idx is None else idx)
         sample = build_sample(
             self.dataset,
-            self.sequence_index.positions(sequence),
+            self.sequence_index.chunk_spans(sequence),
             self.config.sequence_length,
             bool(self.config.reset_position_ids),
             self.masked_input,

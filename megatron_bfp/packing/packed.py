@@ -68,8 +68,8 @@ class Packing:
             raise IndexError(f"sequence {number} of {len(self)}")
         entry = self.table.entry(number % len(self))
         documents = [(0, length) for length in self.lengths[entry.documents].tolist()]
-        spans = np.array(entry.chunk_spans(documents, self.table.seq_length), dtype=np.int64)
-        return np.column_stack([entry.documents, spans[:, 0], spans[:, 1] - spans[:, 0]])
+        chunks = entry.chunk_spans(documents, self.table.seq_length)
+        return np.array([(chunk.document, chunk.start, chunk.num_tokens) for chunk in chunks], dtype=np.int64)
 
 
 def pack(lengths: Any, seq_length: int, max_documents_per_sequence: int | None = None) -> Packing:

@@ -7,14 +7,15 @@ from typing import NamedTuple
 import numpy as np
 
 from .best_fit import Run
+from .chunks import ChunkSpan
 
 SEARCHED_AT_ONCE = 1 << 9
-"""Documents with full chunks, few enough to be bisected: two or three pages of a file."""
+"""Items few enough to be bisected at once: two or three pages of a file."""
 
 
 @dataclass(frozen=True, eq=False)
 class SequenceTable:
-    """Which chunks make up which sequence, about four bytes a document.
+    """Which chunks make up which sequence, about four bytes per document.
 
     The first sequences are the full chunks of ``long_documents``, one each; after them come the runs.
     """
@@ -38,7 +39,7 @@ class SequenceTable:
             raise IndexError(f"sequence {sequence} is not in [0, {self.num_sequences})")
         num_full_chunks = int(self.long_documents[-1, 1]) if len(self.long_documents) else 0
         if sequence < num_full_chunks:
-            row = _first_above(self.long_documents[:, 1], sequence)
+            row = first_above(self.long_documents[:, 1], sequence)
             before = int(self.long_documents[row - 1, 1]) if row else 0
             document = self.long_documents[row, :1].astype(np.int64)
             return Entry(document, sequence - before, int(self.long_documents[row, 1]) - before)
@@ -48,25 +49,25 @@ class SequenceTable:
         return Entry(self.document_ids[entry : entry + chunks].astype(np.int64), None, 0)
 
 
-def _first_above(ascending: np.ndarray, value: int) -> int:
-    """The position of the first item above ``value``, which is at least 0 and below the last item.
+def first_above(ascending: np.ndarray, value: int) -> int:
+    """The index of the first item above ``value``, which is at least 0 and below the last item.
 
     Bisection of an array in a file waits for a page at each of its steps. Full chunks lie about evenly in a corpus, so
-    the place can be guessed from the proportion: two probes around the guess leave about the square root of the items.
-    Where the guess is bad they are halved.
+    the index can be guessed from the proportion: two probes around the guess leave about the square root of the items.
+    If the guess is bad, they are halved.
     """
-    low, high, before, after = 0, len(ascending) - 1, 0, int(ascending[-1])  # it is in [low, high]
+    low, high, before, after = 0, len(ascending) - 1, 0, int(ascending[-1])  # the index is in [low, high]
     while high - low > SEARCHED_AT_ONCE:
         size = high - low
         guess, margin = low + size * (value - before) // max(1, after - before), 2 * math.isqrt(size)
         for probe in (guess - margin, guess + margin, (low + high) // 2):
             if not low <= probe < high:
                 continue
-            found = int(ascending[probe])
-            if found > value:
-                high, after = probe, found
+            item = int(ascending[probe])
+            if item > value:
+                high, after = probe, item
             else:
-                low, before = probe + 1, found
+                low, before = probe + 1, item
             if high - low < size // 16:
                 break
     return low + int(ascending[low:high].searchsorted(value, side="right"))
@@ -82,17 +83,23 @@ class Entry(NamedTuple):
     full_chunks: int
     """Number of full chunks the document has; 0 for remainder chunks, whose documents may have any."""
 
-    def chunk_spans(self, document_spans: list[tuple[int, int]], seq_length: int) -> list[tuple[int, int]]:
-        """Where the chunks begin and end, given where their documents do.
+    def chunk_spans(self, document_spans: list[tuple[int, int]], seq_length: int) -> list[ChunkSpan]:
+        """The chunks, given where their documents are.
 
         Args:
-            document_spans: k starts and ends, tokens from anywhere, such as from the start of each document or of a
-                file.
+            document_spans: start and end of each of the k documents, in tokens. The chunks count from the same origin,
+                such as the start of a .bin.
         """
-        if self.full_chunk is None:
-            return [(end - (end - start) % seq_length, end) for start, end in document_spans]
-        firsts = [start + self.full_chunk * seq_length for start, _ in document_spans]
-        return [(first, first + seq_length) for first in firsts]
+        documents = self.documents.tolist()
+        if self.full_chunk is not None:
+            ((start, end),) = document_spans
+            start += self.full_chunk * seq_length
+            return [ChunkSpan(documents[0], start, start + seq_length, end)]
+        new = tuple.__new__  # half the time of calling ChunkSpan, and this is done for each sample
+        return [
+            new(ChunkSpan, (document, end - (end - start) % seq_length, end, end))
+            for document, (start, end) in zip(documents, document_spans, strict=True)
+        ]
 
 
 def id_dtype(end: int) -> type:
@@ -101,7 +108,7 @@ def id_dtype(end: int) -> type:
 
 
 def run_rows(runs: list[Run], first_sequence: int) -> np.ndarray:
-    """The runs as rows of a ``SequenceTable``, neighbours with equally many chunks a sequence joined.
+    """The runs as rows of a ``SequenceTable``, neighbours with equally many chunks per sequence joined.
 
     Args:
         first_sequence: number of sequences before the runs.

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..indexed_dataset.reader import IndexedDataset
+from ..packing.chunks import ChunkSpan
 from .vocabulary import check_spans, has_others
 
 
@@ -34,7 +35,7 @@ class Sample(NamedTuple):
 
 def build_sample(
     dataset: IndexedDataset,
-    positions: list[tuple[int, int, int]],
+    chunks: list[ChunkSpan],
     seq_length: int,
     reset_position_ids: bool = False,
     masked_input: int | None = None,
@@ -43,8 +44,7 @@ def build_sample(
     """Read the chunks of one sequence.
 
     Args:
-        positions: start and end of each chunk and the end of its document in the .bin (tokens), as
-            ``SequenceIndex.positions`` gives them.
+        chunks: as ``SequenceIndex.chunk_spans`` gives them.
         reset_position_ids: positions restart at every chunk.
         masked_input: a token id whose positions get no loss (EOD with Megatron's ``eod_mask_loss``).
         vocab_size: rows of the model's embedding; None to take any id.
@@ -55,22 +55,24 @@ def build_sample(
     row = np.empty(seq_length + 1, dtype=dataset.dtype)
     boundaries, last_positions, last_targets, without_target, longest = [0], [], [], [], 0
     end = num_read = 0
-    for chunk_start, chunk_end, document_end in positions:
+    for _, chunk_start, chunk_end, document_end in chunks:
         length = chunk_end - chunk_start
         begin, end = end, end + length
         if chunk_end < document_end:  # it goes on: its next token is the last target
             row[begin : end + 1] = dataset.tokens(chunk_start, length + 1)
             last_targets.append(row[end])
+            num_read = end + 1
         else:
             row[begin:end] = dataset.tokens(chunk_start, length)
             last_targets.append(0)
             without_target.append(end - 1)
-        num_read = end + (chunk_end < document_end)
+            num_read = end
         last_positions.append(end - 1)
         boundaries.append(end)
-        longest = max(longest, length)
+        if length > longest:
+            longest = length
     if vocab_size is not None and has_others(row[:num_read], vocab_size):
-        spans = [(start, stop + (stop < document_end)) for start, stop, document_end in positions]
+        spans = [(start, stop + (stop < document_end)) for _, start, stop, document_end in chunks]
         check_spans(dataset, spans, vocab_size)
     row[end:] = 0
     tokens, labels = row[:-1].astype(np.int64), row[1:].astype(np.int64)

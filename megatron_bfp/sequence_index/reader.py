@@ -2,14 +2,14 @@
 
 Opening does not depend on the number of documents: it checks names, sizes, index.json and the table of runs,
 both ends of the other arrays and a sampled fingerprint of the .idx. Each read of a sequence is checked against the
-.idx. What only a full pass can find, ``index_verification.verify`` finds. The format is described in ``index_format``.
+.idx. ``verify.verify`` makes the checks that need a full pass. ``format`` describes the files.
 """
 
 import hashlib
 import io
 import json
 import os
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -17,15 +17,15 @@ from ..errors import SequenceIndexError
 from ..indexed_dataset.format import idx_path
 from ..indexed_dataset.memory_maps import expect_scattered_reads, load_array
 from ..indexed_dataset.reader import IndexedDataset
+from ..packing.chunks import ChunkSpan
 from ..packing.table import SequenceTable, id_dtype
-from ..samples.order import sequence_of_sample
 from .fingerprints import ends_sha256, sampled_fingerprint
 from .format import ARRAYS, FORMAT, VERSION, canonical_json, checksum
 from .key import IndexKey, build_command, damaged, remedy
 
 
 class SequenceIndex:
-    """An open sequence index. ``index.chunks(i)`` gives the document chunks of sequence i.
+    """An open sequence index. ``index.chunk_spans(i)`` gives the chunks of sequence i.
 
     Instances are pickled as their paths and reopened.
 
@@ -38,6 +38,7 @@ class SequenceIndex:
         counts: the counts of index.json: documents, empty_documents, tokens, sequences, padding.
         idx_sha256: of the whole .idx that it was built from, in hexadecimal.
         identity: what distinguishes it from other indexes, wherever it and its dataset lie: ``idx_sha256``, its name.
+        checksum: of everything that it holds: sha256 in hexadecimal, the same for equal indexes on all hosts.
         was_built: whether it was built just now by this process.
 
     Raises:
@@ -58,6 +59,7 @@ class SequenceIndex:
         self._shift = _shift_to_sequences(dataset, self.key, self.counts)
         self.idx_sha256: str = metadata["fingerprint"]["sha256"]
         self.identity = f"{self.idx_sha256} {self.key.name}"
+        self.checksum: str = metadata["checksum"]
 
     def __reduce__(self) -> tuple:
         return type(self), (self.path, self.dataset)
@@ -68,67 +70,34 @@ class SequenceIndex:
     def __len__(self) -> int:
         return self.table.num_sequences
 
-    def sequence_of(self, sample: int, seed: int) -> int:
-        """The sequence that a sample shows in training, epoch after epoch.
-
-        Args:
-            sample: >= 0, counted over all epochs. The index must have sequences.
-            seed: the run's seed.
-        """
-        return sequence_of_sample(sample, self.table.num_sequences, seed, self.identity)
-
-    def chunks(self, sequence: int) -> np.ndarray:
-        """The chunks of one sequence.
-
-        Returns:
-            int64 [k, 3]: document, offset and length (tokens) of each, in order.
+    def chunk_spans(self, sequence: int) -> list[ChunkSpan]:
+        """The chunks of one sequence, in order, in tokens from the start of the .bin.
 
         Raises:
             IndexError: no such sequence.
             SequenceIndexError: the entry contradicts the dataset or the sequence length.
         """
-        documents, document_spans, spans = self._read(sequence)
-        chunks = [
-            (document, start - document_start, end - start)
-            for document, (document_start, _), (start, end) in zip(documents, document_spans, spans, strict=True)
-        ]
-        return np.array(chunks, dtype=np.int64)
-
-    def positions(self, sequence: int) -> list[tuple[int, int, int]]:
-        """Where the chunks of one sequence lie in the .bin.
-
-        Returns:
-            Start and end of each chunk and the end of its document, in tokens from the start of the .bin.
-
-        Raises:
-            As ``chunks``.
-        """
-        _, document_spans, spans = self._read(sequence)
-        return [(start, end, document_end) for (start, end), (_, document_end) in zip(spans, document_spans)]
-
-    def _read(self, sequence: int) -> tuple[list[int], list[tuple[int, int]], list[tuple[int, int]]]:
-        """Documents, and start and end of each of them and of its chunk, in tokens of the .bin."""
-        entry, seq_length = self.table.entry(sequence), self.key.seq_length
+        entry, key = self.table.entry(sequence), self.key
         documents = entry.documents.tolist()
         for document in documents:
-            if not self.key.first_document <= document < self.key.end_document:
+            if not key.first_document <= document < key.end_document:
                 self._refuse(sequence, f"names document {document}")
-        sequences = None if self._shift is None else entry.documents + self._shift
-        document_spans = self.dataset.spans(entry.documents, sequences)
+        idx_sequences = None if self._shift is None else entry.documents + self._shift
+        document_spans = self.dataset.spans(entry.documents, idx_sequences)
+        chunks, num_tokens = entry.chunk_spans(document_spans, key.seq_length), 0
         if entry.full_chunk is not None:
             ((start, end),) = document_spans
-            if entry.full_chunks != (end - start) // seq_length:
+            if entry.full_chunks != (end - start) // key.seq_length:
                 self._refuse(sequence, f"does not match the length of document {documents[0]}")
-        spans, num_tokens = entry.chunk_spans(document_spans, seq_length), 0
-        for start, end in spans:
+        for _, start, end, _ in chunks:
             if start == end:
                 self._refuse(sequence, "has an empty chunk")
             num_tokens += end - start
-        if num_tokens > seq_length:
+        if num_tokens > key.seq_length:
             self._refuse(sequence, "has more tokens than fit")
-        return documents, document_spans, spans
+        return chunks
 
-    def _refuse(self, sequence: int, reason: str) -> None:
+    def _refuse(self, sequence: int, reason: str) -> NoReturn:
         raise damaged(self.path, self.dataset, f"sequence {sequence} {reason}")
 
 

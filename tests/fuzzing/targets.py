@@ -66,7 +66,7 @@ class IdxTarget:
         key = IndexKey(8, min(1, dataset.num_documents), dataset.num_documents)
         index = build(dataset, key, index_directory(self.prefix))
         for sequence in some(len(index)):
-            index.chunks(sequence)
+            index.chunk_spans(sequence)
         verify(index.path, dataset)
 
     def described_bytes(self, content):
@@ -127,7 +127,7 @@ class IndexTarget:
     def read(self):
         index = SequenceIndex(str(self.path), self.dataset)
         for sequence in some(len(index)):
-            outcome_of(lambda: index.chunks(sequence))
+            outcome_of(lambda: index.chunk_spans(sequence))
 
 
 class JsonLinesTarget:

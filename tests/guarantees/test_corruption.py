@@ -123,7 +123,7 @@ def test_damage_deep_inside_a_large_array_is_found_by_verify(large, tmp_path, na
     dataset = IndexedDataset(str(tmp_path / "data"))
     folder = tmp_path / "data.bfp" / f"s16-d0-{LARGE}"
     index = SequenceIndex(str(folder), dataset)
-    truth = [index.chunks(i).tolist() for i in range(len(index))]
+    truth = [index.chunk_spans(i) for i in range(len(index))]
     content = (folder / name).read_bytes()
     assert len(content) > 2 * END_BYTES
     outcomes = {"open": 0, "read": 0, "verify": 0}
@@ -138,7 +138,7 @@ def test_damage_deep_inside_a_large_array_is_found_by_verify(large, tmp_path, na
             outcomes["open"] += 1
             continue
         try:
-            assert [opened.chunks(i).tolist() for i in range(len(opened))] != truth
+            assert [opened.chunk_spans(i) for i in range(len(opened))] != truth
             outcomes["verify"] += 1
         except SequenceIndexError:
             outcomes["read"] += 1
@@ -154,7 +154,7 @@ def test_damage_deep_inside_an_idx_is_found_by_verify_and_gives_no_wrong_sample(
         writer.finalize()
     dataset = IndexedDataset(str(tmp_path / "data"))
     index = build(dataset, IndexKey(3, 0, number), index_directory(dataset.prefix))
-    truth = index.chunks(number // 2).tolist()
+    truth = index.chunk_spans(number // 2)
     start = HEADER_BYTES + {"lengths": 0, "pointers": 4 * number, "documents": 12 * number}[part]
     path = tmp_path / "data.idx"
     content = path.read_bytes()
@@ -165,7 +165,7 @@ def test_damage_deep_inside_an_idx_is_found_by_verify_and_gives_no_wrong_sample(
         try:
             altered = SequenceIndex(index.path, IndexedDataset(dataset.prefix))
             opened += 1
-            assert altered.chunks(number // 2).tolist() == truth
+            assert altered.chunk_spans(number // 2) == truth
         except DAMAGE:
             continue
     assert opened

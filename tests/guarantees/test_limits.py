@@ -5,6 +5,7 @@ import struct
 
 import numpy as np
 import pytest
+from helpers.chunks import chunk_rows
 from helpers.datasets import documents_of, write
 
 from megatron_bfp import InputError, OptionError, pack
@@ -69,9 +70,11 @@ def test_more_documents_than_32_bits_count(tmp_path, monkeypatch, num_documents)
     for opened in (index, SequenceIndex(index.path, IndexedDataset(prefix))):
         assert len(opened) == len(expected)
         for sequence in range(len(opened)):
-            assert opened.chunks(sequence).tolist() == (expected[sequence] + [first, 0, 0]).tolist()
+            assert chunk_rows(opened, sequence).tolist() == (expected[sequence] + [first, 0, 0]).tolist()
     tokens = [
-        dataset.tokens(start, end - start).tolist() for i in range(len(index)) for start, end, _ in index.positions(i)
+        dataset.tokens(start, end - start).tolist()
+        for i in range(len(index))
+        for _, start, end, _ in index.chunk_spans(i)
     ]
     assert sorted(sum(tokens, [])) == list(range(1, 1 + sum(LAST_LENGTHS)))
     with pytest.raises(IndexError):
@@ -95,11 +98,11 @@ def test_a_document_of_more_than_2_to_the_32_tokens(tmp_path):
     verify(index.path, dataset)
     assert index.counts["tokens"] == length + 100 > 1 << 32
     assert len(index) == (5 << 10) + 1
-    assert index.chunks(len(index) - 2).tolist() == [[0, (5 << 30) - (1 << 20), 1 << 20]]
-    assert index.chunks(len(index) - 1).tolist() == [[1, 0, 100], [0, 5 << 30, 7]]
-    sample = build_sample(dataset, index.positions(len(index) - 2), 1 << 20)
+    assert chunk_rows(index, len(index) - 2).tolist() == [[0, (5 << 30) - (1 << 20), 1 << 20]]
+    assert chunk_rows(index, len(index) - 1).tolist() == [[1, 0, 100], [0, 5 << 30, 7]]
+    sample = build_sample(dataset, index.chunk_spans(len(index) - 2), 1 << 20)
     assert sample.labels[-1] == 1 and sample.loss_mask[-1] == 1  # the first token of the rest
-    sample = build_sample(dataset, index.positions(len(index) - 1), 1 << 20)
+    sample = build_sample(dataset, index.chunk_spans(len(index) - 1), 1 << 20)
     assert sample.tokens[:108].tolist() == [*range(8, 108), *range(1, 8), 0]
 
 
@@ -139,7 +142,7 @@ def test_a_sequence_of_more_tokens_than_the_format_counts_is_refused(tmp_path):
 def test_corpora_at_the_edges_keep_the_invariant(write_dataset, lengths, seq_length):
     dataset = write_dataset(documents_of(lengths) if lengths else [])
     index = build(dataset, IndexKey(seq_length, 0, len(lengths)), index_directory(dataset.prefix))
-    samples = [build_sample(dataset, index.positions(i), seq_length) for i in range(len(index))]
+    samples = [build_sample(dataset, index.chunk_spans(i), seq_length) for i in range(len(index))]
     inputs = sorted(token for sample in samples for token in sample.tokens.tolist() if token)
     targets = sorted(token for sample in samples for token in sample.labels[sample.loss_mask > 0].tolist())
     assert inputs == list(range(1, 1 + sum(lengths)))

@@ -6,6 +6,7 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+from helpers.chunks import chunk_rows
 from helpers.datasets import documents_of
 
 from megatron_bfp.commands import main as command
@@ -107,9 +108,9 @@ def test_the_table_is_what_index_and_sample_hold(dataset, capsys, cap):
     for sequence in range(len(index)):
         show(dataset.prefix, "--seq-length", 8, "--sequence", sequence, *options)
         text = capsys.readouterr().out
-        sample = build_sample(dataset, index.positions(sequence), 8)
+        sample = build_sample(dataset, index.chunk_spans(sequence), 8)
         expected, begin = [], 0
-        for document, offset, length in index.chunks(sequence).tolist():
+        for document, offset, length in chunk_rows(index, sequence).tolist():
             targets = int(sample.loss_mask[begin : begin + length].sum())
             span = [offset, offset + length - 1]
             expected.append([begin, begin + length - 1, document, *span, LENGTHS[document], targets])
@@ -159,8 +160,8 @@ def test_the_page_shows_every_token_with_what_it_predicts(dataset):
     for sequence in range(len(index)):
         view = view_sequence(index, sequence)
         page = Page(to_html(view))
-        sample = build_sample(dataset, index.positions(sequence), 8)
-        num_tokens = int(index.chunks(sequence)[:, 2].sum())
+        sample = build_sample(dataset, index.chunk_spans(sequence), 8)
+        num_tokens = int(chunk_rows(index, sequence)[:, 2].sum())
         assert len(page.cells) == 8
         for position, (kind, title, text) in enumerate(page.cells):
             token, label = sample.tokens[position], sample.labels[position]
@@ -174,9 +175,9 @@ def test_the_page_shows_every_token_with_what_it_predicts(dataset):
                 assert title == f"position {position}: token {token}, no target: the document ends here"
                 assert kind == "n"
         cuts = [position for position, cell in enumerate(page.cells) if cell[0] == "cut"]
-        assert cuts == [chunk.end - 1 for chunk in view.chunks if chunk.continues]
+        assert cuts == [chunk.end - 1 for chunk in view.chunks if chunk.span.continues]
         headings = page.headings[: len(view.chunks)]
-        for heading, (document, offset, length) in zip(headings, index.chunks(sequence).tolist(), strict=True):
+        for heading, (document, offset, length) in zip(headings, chunk_rows(index, sequence).tolist(), strict=True):
             assert heading.startswith(f"Document {document} offset {offset}, length {length} of {LENGTHS[document]} ")
         assert len(page.headings) == len(view.chunks) + (num_tokens < 8)
 
@@ -192,7 +193,7 @@ def test_segments_of_bar_and_mask_are_to_scale(dataset):
     index = build_index(dataset)
     for sequence in range(len(index)):
         page = to_html(view_sequence(index, sequence))
-        boundaries = [0, *np.cumsum(index.chunks(sequence)[:, 2]).tolist()]
+        boundaries = [0, *np.cumsum(chunk_rows(index, sequence)[:, 2]).tolist()]
         widths = re.findall(r'<rect x="([\d.]+)" y="1" width="([\d.]+)" height="44" class="c', page)
         scale = sequence_page.WIDTH / 8
         assert [(float(x), float(x) + float(width)) for x, width in widths] == [

@@ -169,16 +169,15 @@ def alone(model, received, micro_batch):
 def chunks_of_sample(args, sample):
     """Tokens of each chunk of a sample, and labels, the last of which may be None."""
     from megatron_bfp.indexed_dataset.reader import IndexedDataset
-    from megatron_bfp.sequence_index.builder import open_or_build
-    from megatron_bfp.sequence_index.key import IndexKey, document_range, split_fractions
+    from megatron_bfp.sequence_index.split import PackedSplit
 
-    dataset = IndexedDataset(args.data_path[0])
-    first, end = document_range(split_fractions(args.split)[0], dataset.num_documents)
-    index = open_or_build(dataset, IndexKey(args.seq_length, first, end, args.max_documents_per_sequence))
-    for document, offset, length in index.chunks(index.sequence_of(sample, args.seed)).tolist():
-        ((start, stop),) = dataset.spans(np.array([document]))
-        whole = dataset.tokens(start, stop - start).tolist()
-        yield whole[offset : offset + length], [*whole, None][offset + 1 : offset + length + 1]
+    dataset, cap = IndexedDataset(args.data_path[0]), args.max_documents_per_sequence
+    train = PackedSplit.open(dataset, args.seq_length, args.split, "train", cap)
+    for document, start, end, document_end in train.chunk_spans(sample, args.seed):
+        ((document_start, _),) = dataset.spans(np.array([document]))
+        whole = dataset.tokens(document_start, document_end - document_start).tolist()
+        first, stop = start - document_start, end - document_start
+        yield whole[first:stop], [*whole, None][first + 1 : stop + 1]
 
 
 megatron_bfp.install()

@@ -17,6 +17,7 @@ from megatron_bfp.integrations.megatron_deepspeed import builder
 from megatron_bfp.integrations.megatron_deepspeed.dataset import build_dataset, build_splits
 from megatron_bfp.sequence_index.builder import build
 from megatron_bfp.sequence_index.key import IndexKey, index_directory
+from megatron_bfp.sequence_index.split import PackedSplit
 
 LENGTHS = [3, 40, 16, 1, 5, 5, 9, 33, 2, 1, 7, 12, 16, 17]
 
@@ -24,7 +25,7 @@ LENGTHS = [3, 40, 16, 1, 5, 5, 9, 33, 2, 1, 7, 12, 16, 17]
 @pytest.fixture
 def packed(write_dataset):
     dataset = write_dataset(documents_of(LENGTHS))
-    return build_dataset(dataset, IndexKey(LENGTH, 0, len(LENGTHS)), 1, seed=7)
+    return build_dataset(PackedSplit.open(dataset, LENGTH, None), 1, seed=7)
 
 
 def test_every_token_is_an_input_once_and_every_one_but_a_first_a_target_once(packed):
@@ -48,16 +49,16 @@ def test_every_token_is_an_input_once_and_every_one_but_a_first_a_target_once(pa
 
 def test_samples_last_for_whole_epochs_and_survive_pickling(write_dataset):
     dataset = write_dataset(documents_of(LENGTHS))
-    key = IndexKey(LENGTH, 0, len(LENGTHS))
-    sequences = len(build_dataset(dataset, key, 0, 7))
-    packed = build_dataset(dataset, key, sequences + 1, 7)
+    split = PackedSplit.open(dataset, LENGTH, None)
+    sequences = len(build_dataset(split, 0, 7))
+    packed = build_dataset(split, sequences + 1, 7)
     assert len(packed) == 2 * sequences and len(list(packed)) == 2 * sequences
     again = pickle.loads(pickle.dumps(packed))
     assert np.array_equal(again[3]["text"], packed[3]["text"])
     for number in (-1, len(packed)):
         with pytest.raises(IndexError, match=f"sample {number} is not in"):
             packed[number]
-    assert packed.desc != build_dataset(dataset, key, sequences + 1, 8).desc
+    assert packed.desc != build_dataset(split, sequences + 1, 8).desc
 
 
 def test_splits_are_those_of_the_prebuilt_indexes(write_dataset):

@@ -12,7 +12,7 @@ from megatron_bfp.indexed_dataset.reader import IndexedDataset
 from megatron_bfp.indexed_dataset.writer import IdxWriter
 from megatron_bfp.integrations.megatron_deepspeed.dataset import build_splits
 from megatron_bfp.samples.order import sequence_of_sample
-from megatron_bfp.sequence_index.key import IndexKey
+from megatron_bfp.sequence_index.split import PackedSplit
 
 BATCH = 256
 LENGTH = 2048
@@ -49,8 +49,8 @@ def spread_over_batches(num_documents):
     return batches.std() / (num_documents.std() * BATCH**0.5)
 
 
-def num_documents_of(index, sample, seed=1234):
-    return len(index.table.entry(index.sequence_of(sample, seed)).documents)
+def num_documents_of(packed_split, sample, seed=1234):
+    return len(packed_split.chunk_spans(sample, seed))
 
 
 def blend_of(prefixes, epochs):
@@ -92,9 +92,9 @@ def packed_shards(tmp_path_factory):
 
 
 def test_fault_A03_in_megatron_deepspeed_too(packed_shards):
-    indexes = [packed.sequence_index for packed in packed_shards]
-    assert max(map(len, indexes)) - min(map(len, indexes)) < 30  # within sqrt(S): one grid of the Feistel network
-    alternating = [num_documents_of(index, i) for i in range(EPOCHS * min(map(len, indexes))) for index in indexes]
+    splits = [packed.packed_split for packed in packed_shards]
+    assert max(map(len, splits)) - min(map(len, splits)) < 30  # within sqrt(S): one grid of the Feistel network
+    alternating = [num_documents_of(split, i) for i in range(EPOCHS * min(map(len, splits))) for split in splits]
     assert 0.9 < spread_over_batches(alternating) < 1.1
 
 
@@ -142,10 +142,8 @@ def test_a_corpus_given_twice_in_a_blend_is_warned_of(tmp_path, caplog):
 
 def test_fault_A03_each_split_and_length_has_an_order_of_its_own(tmp_path):
     dataset = IndexedDataset(write(tmp_path / "data", documents_of([5] * 200)).prefix)
-    from megatron_bfp.sequence_index.builder import open_or_build
-
-    keys = [IndexKey(5, 0, 100), IndexKey(5, 100, 200), IndexKey(6, 0, 100), IndexKey(5, 0, 100, 1)]
-    indexes = [open_or_build(dataset, key) for key in keys]
-    orders = {tuple(index.sequence_of(i, 7) for i in range(100)) for index in indexes}
-    assert len(orders) == len(keys)
-    assert {len(index) for index in indexes} == {100}
+    options = [(5, "1,1,0", "train"), (5, "1,1,0", "valid"), (6, "1,1,0", "train"), (5, "1,1,0", "train", 1)]
+    splits = [PackedSplit.open(dataset, *of_split) for of_split in options]
+    orders = {tuple(split.sequence_of(i, 7) for i in range(100)) for split in splits}
+    assert len(orders) == len(options)
+    assert {len(split) for split in splits} == {100}

@@ -356,7 +356,7 @@ def test_what_cannot_be_honoured_is_refused_by_name(prefix):
 def test_a_cap_is_part_of_the_index_and_of_the_identity(prefix):
     capped = build([None] * 3, config(([prefix], None), max_documents_per_sequence=1))[0]
     assert capped.sequence_index.key.name == "s8-d0-12-m1"
-    assert all(len(capped.sequence_index.chunks(i)) == 1 for i in range(len(capped)))
+    assert all(len(capped.sequence_index.chunk_spans(i)) == 1 for i in range(len(capped)))
     free = build([None] * 3, config(([prefix], None)))[0]
     assert capped.unique_description != free.unique_description
 

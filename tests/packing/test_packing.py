@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import megatron_bfp
 from megatron_bfp.packing import best_fit, census, placing, table
-from megatron_bfp.packing.table import _first_above
+from megatron_bfp.packing.table import first_above
 from megatron_bfp.sequence_index.key import IndexKey
 
 SEQ_LENGTHS = [1, 2, 3, 7, 64, 100, 1000, 1023, 1024, 2047, 2048, 4097, 5000]
@@ -156,7 +156,7 @@ def test_the_document_of_a_full_chunk_is_found_as_by_bisection(kind):
         ends = np.cumsum(full_chunks(kind, size, generator))
         table = np.stack([np.arange(size), ends], axis=1)
         for value in (0, int(ends[-1]) - 1, *ends[:-1][-2:].tolist(), *generator.integers(0, ends[-1], 50).tolist()):
-            assert _first_above(table[:, 1], value) == np.searchsorted(ends, value, side="right")
+            assert first_above(table[:, 1], value) == np.searchsorted(ends, value, side="right")
 
 
 def test_the_document_of_a_full_chunk_is_found_with_few_reads_of_pages():
@@ -177,7 +177,7 @@ def test_the_document_of_a_full_chunk_is_found_with_few_reads_of_pages():
 
     for value in np.random.default_rng(4).integers(0, ends[-1], 100).tolist():
         probed = Probed()
-        assert _first_above(probed, value) == np.searchsorted(ends, value, side="right")
+        assert first_above(probed, value) == np.searchsorted(ends, value, side="right")
         assert len(probed.pages) <= 10
 
 
@@ -185,7 +185,7 @@ def test_damaged_counts_of_full_chunks_do_not_make_the_search_endless():
     generator = np.random.default_rng(5)
     for _ in range(50):
         counts = generator.integers(-(2**62), 2**62, 10_000)
-        assert 0 <= _first_above(counts, int(generator.integers(0, 2**40))) < 10_000
+        assert 0 <= first_above(counts, int(generator.integers(0, 2**40))) < 10_000
 
 
 @pytest.mark.case(30)

@@ -4,6 +4,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from helpers.chunks import chunk_rows
 from helpers.datasets import documents_of, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,7 +20,7 @@ EOD = 7
 def samples_of(dataset, seq_length, cap=None, **options):
     key = IndexKey(seq_length, 0, dataset.num_documents, cap)
     index = build(dataset, key, index_directory(dataset.prefix))
-    return [build_sample(dataset, index.positions(i), seq_length, **options) for i in range(len(index))]
+    return [build_sample(dataset, index.chunk_spans(i), seq_length, **options) for i in range(len(index))]
 
 
 def segments(sample):
@@ -71,7 +72,7 @@ def test_boundaries_are_the_chunks_and_then_the_padding(lengths, seq_length, tmp
     dataset = write(tmp_path_factory.mktemp("data") / "data", documents_of(lengths))
     index = build(dataset, IndexKey(seq_length, 0, len(lengths)), index_directory(dataset.prefix))
     for i, sample in enumerate(samples_of(dataset, seq_length)):
-        chunk_lengths = index.chunks(i)[:, 2].tolist()
+        chunk_lengths = chunk_rows(index, i)[:, 2].tolist()
         padding = seq_length - sum(chunk_lengths)
         assert [end - start for start, end in segments(sample)] == chunk_lengths + [padding] * (padding > 0)
         strictly = np.diff(sample.cu_seqlens)

@@ -28,7 +28,7 @@ def reads_of(dataset, seq_length, vocab_size):
     fine, messages = 0, []
     for sequence in range(len(index)):
         try:
-            build_sample(dataset, index.positions(sequence), seq_length, vocab_size=vocab_size)
+            build_sample(dataset, index.chunk_spans(sequence), seq_length, vocab_size=vocab_size)
             fine += 1
         except IndexedDatasetError as error:
             messages.append(str(error))

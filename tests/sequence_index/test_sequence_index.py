@@ -19,6 +19,7 @@ import time
 
 import numpy as np
 import pytest
+from helpers.chunks import chunk_rows
 from helpers.datasets import DATA, ROOT, documents_of, write
 from helpers.disk_order import watched_disk
 from helpers.index_bytes import index_digests
@@ -57,7 +58,7 @@ def test_an_index_holds_what_packing_gives(dataset, index):
     packing = pack(LENGTHS[1:11], 8)
     assert len(index) == len(packing)
     for i in range(len(index)):
-        assert index.chunks(i).tolist() == (packing[i] + [1, 0, 0]).tolist()
+        assert chunk_rows(index, i).tolist() == (packing[i] + [1, 0, 0]).tolist()
     assert index.counts == {
         "documents": 10,
         "empty_documents": 1,
@@ -94,17 +95,21 @@ def test_documents_of_one_sequence_each_are_not_looked_up(tmp_path, documents, s
     packing = pack(lengths[1:5], 8)
     assert index._shift == shift
     for i in range(len(index)):
-        assert index.chunks(i).tolist() == (packing[i] + [1, 0, 0]).tolist()
-        for (document, offset, length), (start, end, document_end) in zip(index.chunks(i).tolist(), index.positions(i)):
-            assert start == sum(lengths[:document]) + offset and end == start + length
-            assert document_end == sum(lengths[: document + 1])
+        assert chunk_rows(index, i).tolist() == (packing[i] + [1, 0, 0]).tolist()
+        for chunk, (document, offset, length) in zip(index.chunk_spans(i), packing[i].tolist(), strict=True):
+            start = sum(lengths[: document + 1]) + offset
+            assert chunk == (document + 1, start, start + length, sum(lengths[: document + 2]))
 
 
-def test_positions_are_where_the_chunks_lie(dataset, index):
+def test_chunk_spans_are_where_the_chunks_are(dataset, index):
+    packing = pack(LENGTHS[1:11], 8)
     for i in range(len(index)):
-        for (document, offset, length), (start, end, document_end) in zip(index.chunks(i), index.positions(i)):
-            assert dataset.tokens(start, end - start).tolist() == dataset.document(document)[offset:][:length].tolist()
-            assert document_end - start + offset == LENGTHS[document]
+        for chunk, (document, offset, length) in zip(index.chunk_spans(i), packing[i].tolist(), strict=True):
+            expected = dataset.document(document + 1)[offset : offset + length].tolist()
+            assert chunk.document == document + 1
+            assert dataset.tokens(chunk.start, chunk.num_tokens).tolist() == expected
+            assert chunk.document_end - chunk.start + offset == LENGTHS[document + 1]
+            assert chunk.continues == (offset + length < LENGTHS[document + 1])
 
 
 EXPECTED_DIGESTS = {
@@ -403,7 +408,7 @@ def test_a_range_beyond_the_documents_is_refused(dataset):
 def test_pickling_keeps_paths_and_not_arrays(dataset, index):
     content = pickle.dumps(index)
     assert len(content) < 1000
-    assert pickle.loads(content).chunks(2).tolist() == index.chunks(2).tolist()
+    assert chunk_rows(pickle.loads(content), 2).tolist() == chunk_rows(index, 2).tolist()
 
 
 def test_an_index_can_be_read_by_others(index):
@@ -611,24 +616,23 @@ def test_an_open_index_is_printed_in_one_line(index):
 def test_fault_D06_one_token_too_many_is_refused_at_the_read(write_dataset):
     dataset = write_dataset(documents_of([5, 3, 4, 4]))
     index = build(dataset, IndexKey(8, 0, 4), index_directory(dataset.prefix))
-    assert [index.chunks(i)[:, 0].tolist() for i in range(2)] == [[0, 1], [2, 3]]
+    assert [chunk_rows(index, i)[:, 0].tolist() for i in range(2)] == [[0, 1], [2, 3]]
     ids = np.array([0, 2, 1, 3], dtype=np.uint32)  # 9 and 7 tokens
     index.table = dataclasses.replace(index.table, document_ids=ids)
-    for read in (index.chunks, index.positions):
-        with pytest.raises(SequenceIndexError, match="sequence 0 has more tokens than fit"):
-            read(0)
-        read(1)
+    with pytest.raises(SequenceIndexError, match="sequence 0 has more tokens than fit"):
+        index.chunk_spans(0)
+    index.chunk_spans(1)
 
 
 @pytest.mark.parametrize("outside", [0, 11])
 def test_fault_D06_a_document_outside_the_split_is_refused_at_the_read(index, outside):
     ids = np.array(index.table.document_ids)
     sequence = int(index.table.long_documents[-1, 1])  # the first one of remainder chunks
-    index.chunks(sequence)
+    index.chunk_spans(sequence)
     ids[0] = outside  # the dataset has it, the range of the index, 1 to 11, has not
     index.table = dataclasses.replace(index.table, document_ids=ids)
     with pytest.raises(SequenceIndexError, match=f"sequence {sequence} names document {outside}"):
-        index.chunks(sequence)
+        index.chunk_spans(sequence)
 
 
 def test_fault_D06_an_empty_chunk_is_refused_at_the_read(index):
@@ -637,18 +641,18 @@ def test_fault_D06_an_empty_chunk_is_refused_at_the_read(index):
     sequence = int(index.table.long_documents[-1, 1])
     index.table = dataclasses.replace(index.table, document_ids=ids)
     with pytest.raises(SequenceIndexError, match=f"sequence {sequence} has an empty chunk"):
-        index.chunks(sequence)
+        index.chunk_spans(sequence)
 
 
 @pytest.mark.parametrize("change", [-1, 1])
 def test_fault_D06_full_chunks_that_a_document_does_not_have_are_refused_at_the_read(write_dataset, change):
     dataset = write_dataset(documents_of([20, 3]))
     index = build(dataset, IndexKey(8, 0, 2), index_directory(dataset.prefix))
-    index.chunks(0)
+    index.chunk_spans(0)
     long = np.array(index.table.long_documents) + np.array([0, change])
     index.table = dataclasses.replace(index.table, long_documents=long)
     with pytest.raises(SequenceIndexError, match="sequence 0 does not match the length of document 0"):
-        index.chunks(0)
+        index.chunk_spans(0)
 
 
 def test_fault_D08_other_long_documents_are_found_by_verify(write_dataset, tmp_path):
@@ -684,11 +688,10 @@ def test_datasets_of_one_name_do_not_share_a_folder_of_the_cache(tmp_path):
 
 
 def test_fault_D03_positions_and_chunks_end_with_the_last_sequence(index):
-    for read in (index.chunks, index.positions):
-        read(len(index) - 1)
-        for sequence in (-1, len(index), len(index) + 1):
-            with pytest.raises(IndexError, match=f"sequence {sequence} is not in"):
-                read(sequence)
+    index.chunk_spans(len(index) - 1)
+    for sequence in (-1, len(index), len(index) + 1):
+        with pytest.raises(IndexError, match=f"sequence {sequence} is not in"):
+            index.chunk_spans(sequence)
 
 
 def test_a_rebuild_that_fails_says_so_and_keeps_what_was_there(dataset, index, tmp_path, monkeypatch):

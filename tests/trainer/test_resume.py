@@ -153,10 +153,10 @@ def test_fault_A12_a_run_goes_on_with_other_data_where_that_is_said(data, saved,
 
 def test_fault_A12_an_order_that_changed_for_any_other_reason_is_refused(data, saved, tmp_path, monkeypatch):
     """As by another version of the package."""
-    from megatron_bfp.sequence_index import reader as sequence_index
+    from megatron_bfp.sequence_index import split as packed_split
 
-    before = sequence_index.sequence_of_sample
-    monkeypatch.setattr(sequence_index, "sequence_of_sample", lambda i, n, *rest: n - 1 - before(i, n, *rest))
+    before = packed_split.sequence_of_sample
+    monkeypatch.setattr(packed_split, "sequence_of_sample", lambda i, n, *rest: n - 1 - before(i, n, *rest))
     with pytest.raises(OptionError, match="the order of samples is another one than that of its run; resume with"):
         resumed(saved, *blend_of(data, 0.5, 0.5))
     status, output = resumed(saved, *blend_of(data, 0.5, 0.5), "--override-checkpoint-args")

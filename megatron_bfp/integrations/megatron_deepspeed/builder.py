@@ -9,7 +9,7 @@ from typing import Any
 
 from ...errors import BFPError, OptionError
 from ...indexed_dataset.reader import IndexedDataset
-from ...sequence_index.key import IndexKey
+from ...sequence_index.split import PackedSplit
 from ..first_samples import consumed_samples, read_first_samples
 from ..summary import is_news, summary
 from .dataset import build_dataset, build_splits
@@ -65,8 +65,8 @@ def build_packed_split(_: Callable) -> Callable:
         dataset = IndexedDataset(data_prefix)
         args = parsed_options()
         cap = args.max_documents_per_sequence
-        key = IndexKey.for_split(dataset.num_documents, seq_length, None, max_documents_per_sequence=cap)
-        packed = key and build_dataset(dataset, key, num_samples, seed, data_cache_path, args.padded_vocab_size)
+        packed_split = PackedSplit.open(dataset, seq_length, None, dataset_name, cap, data_cache_path)
+        packed = packed_split and build_dataset(packed_split, num_samples, seed, args.padded_vocab_size)
         if packed is None:
             raise OptionError(f"{data_prefix}: has no tokens; take it out of --{dataset_name}-data-path")
         return packed

@@ -9,13 +9,11 @@ import operator
 
 import numpy as np
 
-from ...errors import OptionError
 from ...indexed_dataset.reader import IndexedDataset
 from ...progress import log_progress
 from ...samples.sample import build_sample
-from ...sequence_index.builder import open_or_build
-from ...sequence_index.key import SPLIT_NAMES, IndexKey
-from ...sequence_index.reader import SequenceIndex
+from ...sequence_index.key import SPLIT_NAMES
+from ...sequence_index.split import PackedSplit
 
 logger = logging.getLogger(__name__)
 
@@ -32,32 +30,25 @@ class PackedDataset:
     - ``loss_mask`` [L]: 1 where there is a target, else 0.
 
     Args:
-        dataset: what the index was built from.
-        sequence_index: its sequences; at least one.
+        packed_split: the split that is shown; it has at least one sequence.
         num_samples: samples that will be asked for.
         seed: the run's seed.
         vocab_size: rows of the model's embedding: a sample with another id is an error. None takes any id.
 
     Attributes:
+        sequence_index: the split's index.
         desc: what determines the samples, for Megatron-DeepSpeed's cache of blends.
     """
 
-    def __init__(
-        self,
-        dataset: IndexedDataset,
-        sequence_index: SequenceIndex,
-        num_samples: int,
-        seed: int,
-        vocab_size: int | None = None,
-    ) -> None:
-        self.dataset, self.sequence_index, self.seed, self.vocab_size = dataset, sequence_index, seed, vocab_size
-        self.num_samples = max(1, num_samples)
-        self.desc = f"megatron_bfp {dataset.prefix} {sequence_index.key.name} {sequence_index.idx_sha256} seed {seed}"
+    def __init__(self, packed_split: PackedSplit, num_samples: int, seed: int, vocab_size: int | None = None) -> None:
+        self.packed_split, self.sequence_index = packed_split, packed_split.index
+        self.num_samples, self.seed, self.vocab_size = max(1, num_samples), seed, vocab_size
+        index, prefix = packed_split.index, packed_split.dataset.prefix
+        self.desc = f"megatron_bfp {prefix} {index.key.name} {index.idx_sha256} seed {seed}"
 
     def __len__(self) -> int:
         """Samples of as many whole epochs as are needed."""
-        num_sequences = len(self.sequence_index)
-        return -(-self.num_samples // num_sequences) * num_sequences
+        return self.packed_split.samples_in_whole_epochs(self.num_samples)
 
     def __getitem__(self, idx: int) -> dict[str, np.ndarray]:
         """One sample.
@@ -66,12 +57,11 @@ class PackedDataset:
             IndexError: there is no such sample.
             IndexedDatasetError: the data is damaged, or an id is not in the vocabulary.
         """
-        idx = operator.index(idx)
+        idx, dataset = operator.index(idx), self.packed_split.dataset
         if not 0 <= idx < len(self):
-            raise IndexError(f"{self.dataset.prefix}: sample {idx} is not in [0, {len(self)})")
-        sequence = self.sequence_index.sequence_of(idx, self.seed)
-        positions = self.sequence_index.positions(sequence)
-        sample = build_sample(self.dataset, positions, self.sequence_index.key.seq_length, vocab_size=self.vocab_size)
+            raise IndexError(f"{dataset.prefix}: sample {idx} is not in [0, {len(self)})")
+        chunks = self.packed_split.chunk_spans(idx, self.seed)
+        sample = build_sample(dataset, chunks, self.sequence_index.key.seq_length, vocab_size=self.vocab_size)
         return {
             "text": np.append(sample.tokens, sample.labels[-1]),
             "cu_seqlens": sample.cu_seqlens.astype(np.int64),
@@ -105,40 +95,32 @@ def build_splits(
         OptionError: ``split`` is not a split, or a split of a blend's dataset has no tokens.
         SequenceIndexError, IndexedDatasetError: the data or its index cannot be used.
     """
-    dataset = IndexedDataset(prefix)
+    dataset, shares = IndexedDataset(prefix), split.replace("/", ",")
     datasets = []
     for name, wanted in zip(SPLIT_NAMES, num_samples, strict=True):
-        packed, shares = None, split.replace("/", ",")
-        key = IndexKey.for_split(dataset.num_documents, seq_length, shares, name, max_documents_per_sequence)
-        if key is not None:
-            packed = build_dataset(dataset, key, wanted, seed, cache_path, vocab_size)
-            if packed is None and is_in_blend:
-                raise OptionError(
-                    f"{prefix}: the {name} split, documents {key.first_document} to {key.end_document} of "
-                    f"{dataset.num_documents}, has no tokens; take it out of the blend, or change --split"
-                )
-        datasets.append(packed)
-    return tuple(datasets)
+        packed_split = PackedSplit.open(
+            dataset, seq_length, shares, name, max_documents_per_sequence, cache_path, progress=log_progress(logger)
+        )
+        if is_in_blend and packed_split is not None and not len(packed_split):
+            packed_split.refuse_in_blend()
+        datasets.append(build_dataset(packed_split, wanted, seed, vocab_size))
+    train, valid, test = datasets
+    return train, valid, test
 
 
 def build_dataset(
-    dataset: IndexedDataset,
-    key: IndexKey,
-    num_samples: int,
-    seed: int,
-    cache_path: str | None = None,
-    vocab_size: int | None = None,
+    packed_split: PackedSplit | None, num_samples: int, seed: int, vocab_size: int | None = None
 ) -> PackedDataset | None:
-    """The samples of a range of documents, whose index is opened, or built where it is missing; None without tokens.
+    """The samples of a split; None without tokens.
 
-    Any number of processes may call this at once, and none has to wait for another that does not: Megatron-DeepSpeed
-    builds datasets on the first rank of each tensor or sequence parallel group only.
-
-    Raises:
-        SequenceIndexError, IndexedDatasetError: as ``build_splits``.
+    Any number of processes may open a split and call this at once, and none has to wait for another that does not:
+    Megatron-DeepSpeed builds datasets on the first rank of each tensor or sequence parallel group only.
     """
-    index = open_or_build(dataset, key, cache_path, log_progress(logger))
-    if not len(index):
-        logger.warning("%s: documents %d to %d have no tokens", dataset.prefix, key.first_document, key.end_document)
+    if packed_split is None:
         return None
-    return PackedDataset(dataset, index, num_samples, seed, vocab_size)
+    if not len(packed_split):
+        key = packed_split.index.key
+        where = packed_split.dataset.prefix, key.first_document, key.end_document
+        logger.warning("%s: documents %d to %d have no tokens", *where)
+        return None
+    return PackedDataset(packed_split, num_samples, seed, vocab_size)
