@@ -1,13 +1,13 @@
-"""Check the nodes of a cluster before training, so that what is wrong is told in a line and not by a hanging run.
+"""Check the nodes of a cluster before training, so that a problem is a line of text and not a run that hangs.
 
-The launchers start it once on each node, with the options that the trainer will get. Each looks at what training will
-need: the dataset, its sequence indexes and the tokenizer can be read, checkpoints can be written, packages and GPUs are
-there. The node of rank 0 listens on the master port, as training will,
-gathers what the others found, and compares: all must have read the same bytes and run the same versions. So it finds
-also a port that is taken and nodes that cannot reach each other. Every node ends with status 0 if all is well, else 2;
-that of rank 0 prints a line for each problem, with the node's name.
+The launchers start it once on each node, with the options that the trainer will get. Each node checks what training
+needs: datasets, their sequence indexes and the tokenizer can be read, checkpoints can be written, packages and GPUs are
+there. The node of rank 0 listens on the master port, as training will, collects the findings of the others and
+compares them: all nodes must have the same data and the same versions. A port that is taken and nodes that cannot reach
+each other are reported too. Every node exits with status 0 if all is well, else with 2; the node of rank 0 prints a
+line for each problem, with the node's name.
 
-Fingerprints read a constant part of each file: its first and last 64 KiB and 256 blocks between them.
+Fingerprints read a fixed amount of each file: its first and last 64 KiB and 256 blocks between them.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.arguments import blend
-from trainer.save_folder import check_save, smallest_checkpoint
+from trainer.checkpoints.save_folder import check_save, smallest_checkpoint
 
 import megatron_bfp
 from megatron_bfp.commands.shared import Parser
@@ -76,7 +76,7 @@ def parse_arguments() -> argparse.Namespace:
     """The options: of the cluster, and after ``--trainer`` those that the trainer will get.
 
     Raises:
-        OptionError: one has a value that cannot be honoured.
+        OptionError: one has a value that cannot be used.
     """
     parser = Parser(
         prog="preflight",
@@ -86,16 +86,20 @@ def parse_arguments() -> argparse.Namespace:
     )
     rank = next((os.environ[name] for name in ("NODE_RANK", "CROSS_RANK", "SLURM_NODEID") if name in os.environ), 0)
     parser.add_argument("--nodes", type=int, required=True)
-    parser.add_argument("--node-rank", type=int, default=int(rank), help="default: as the launcher tells it")
+    parser.add_argument("--node-rank", type=int, default=int(rank), help="default: the launcher's")
     parser.add_argument("--node-name", default=socket.gethostname())
     parser.add_argument("--master-addr", required=True)
     parser.add_argument("--master-port", type=int, required=True)
     parser.add_argument("--timeout", type=float, default=120, help="seconds to wait for the other nodes")
-    parser.add_argument("--gpus-per-node", type=int, required=True, help="0: trains on CPUs, GPUs are not looked for")
+    parser.add_argument("--gpus-per-node", type=int, required=True, help="0: train on CPUs, do not check GPUs")
     parser.add_argument("--vocab-size", required=True, help="of the tokenizer, for the size of a checkpoint")
     parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument(
-        "--trainer", nargs=argparse.REMAINDER, required=True, metavar="NAME OPTIONS", help="all that follow are its own"
+        "--trainer",
+        nargs=argparse.REMAINDER,
+        required=True,
+        metavar="NAME OPTIONS",
+        help="the trainer and all its options",
     )
     options = parser.parse_args()
     if not 0 <= options.node_rank < options.nodes:
@@ -104,8 +108,8 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def inspect(options: argparse.Namespace, trained: RunOptions) -> dict[str, Any]:
-    """What this node has: "facts", which must be the same everywhere, and "problems", which it sees by itself."""
-    found: dict[str, str] = versions()
+    """What this node has: "facts", which must be equal on all nodes, and "problems", which it sees by itself."""
+    local_facts: dict[str, str] = versions()
     problems: list[str] = []
     checks = (
         lambda: check_data(trained),
@@ -115,61 +119,60 @@ def inspect(options: argparse.Namespace, trained: RunOptions) -> dict[str, Any]:
     )
     for check in checks:
         try:
-            found |= check()
+            local_facts |= check()
         except (BFPError, OSError) as error:
             problems.append(str(error))
-    return {"facts": found, "problems": problems}
+    return {"facts": local_facts, "problems": problems}
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and the packages, and the source of this one, of which checkouts may differ."""
-    found = {"Python": platform.python_version()}
+    """Versions of Python and the packages. Checkouts of this package may differ, so its source counts as well."""
+    installed = {"Python": platform.python_version()}
     for name in PACKAGES:
         try:
-            found[name] = importlib.metadata.version(name)
+            installed[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            found[name] = "not installed"
+            installed[name] = "not installed"
     package = Path(megatron_bfp.__file__).parent
     digest = hashlib.sha256()
     for path in sorted([*package.rglob("*.py"), *Path(__file__).parents[1].rglob("*.py")]):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
-    return found | {"megatron_bfp": f"{megatron_bfp.__version__} (source {digest.hexdigest()[:12]})"}
+    return installed | {"megatron_bfp": f"{megatron_bfp.__version__} (source {digest.hexdigest()[:12]})"}
 
 
 def check_data(trained: RunOptions) -> dict[str, str]:
-    """Fingerprints of every dataset and its sequence indexes.
+    """Fingerprints of all datasets and their sequence indexes.
 
     Raises:
         BFPError: one cannot be read, or an index has not been built.
     """
-    found = {}
+    fingerprints = {}
     for prefix in blend(trained.data_path)[0]:
         dataset = IndexedDataset(prefix)
-        found[f"{prefix}.idx"] = fingerprint(dataset.idx_content)
-        found[f"{prefix}.bin"] = fingerprint(map_file(bin_path(prefix)))
+        fingerprints[f"{prefix}.idx"] = fingerprint(dataset.idx_content)
+        fingerprints[f"{prefix}.bin"] = fingerprint(map_file(bin_path(prefix)))
         if trained.data_impl == "bfp":
-            found |= check_indexes(dataset, trained)
-    return found
+            fingerprints |= check_indexes(dataset, trained)
+    return fingerprints
 
 
 def check_indexes(dataset: IndexedDataset, trained: RunOptions) -> dict[str, str]:
-    """Fingerprints of a dataset's sequence indexes, for the splits that the run reads.
+    """Checksums of a dataset's sequence indexes, for the splits that the run reads.
 
     Raises:
         BFPError: one has not been built, or is damaged or stale.
     """
-    found = {}
+    checksums = {}
     for split_name in trained.used_splits:
         key = index_key(trained, dataset, split_name)
         if key is None:
             continue
         name = f"{dataset.prefix}'s {split_name} index"
         if is_built_at_start(trained, dataset, key):
-            found[name] = "built when training starts"
+            checksums[name] = "built when training starts"
         else:
-            index = open_index(trained, dataset, key)
-            found[name] = hashlib.sha256(Path(index.path, "index.json").read_bytes()).hexdigest()
-    return found
+            checksums[name] = open_index(trained, dataset, key).checksum
+    return checksums
 
 
 def check_tokenizer(trained: RunOptions) -> dict[str, str]:
@@ -182,7 +185,7 @@ def check_tokenizer(trained: RunOptions) -> dict[str, str]:
     if trained.tokenizer_model is None:
         return {}
     digest, path = hashlib.sha256(), Path(trained.tokenizer_model)
-    if trained.tokenizer_type in TOKENIZER_TYPES:  # of Megatron's others, only that the files are the same
+    if trained.tokenizer_type in TOKENIZER_TYPES:  # Megatron's others cannot be loaded here
         tokenizer = load_tokenizer(
             trained.tokenizer_type, trained.tokenizer_model, trained.eod_token, needs_eod=trained.needs_eod
         )
@@ -214,7 +217,7 @@ def check_checkpoints(trained: RunOptions, vocab_size: int) -> dict[str, str]:
     """Check that ``--save`` can be written and has room for a checkpoint.
 
     Raises:
-        OptionError: it cannot, or has not.
+        OptionError: it cannot, or has no room.
     """
     if trained.save is not None:
         of_a_rank = num_parameters(Model(trained, vocab_size, on_cpu=False))
@@ -223,7 +226,7 @@ def check_checkpoints(trained: RunOptions, vocab_size: int) -> dict[str, str]:
 
 
 def check_gpus(options: argparse.Namespace) -> dict[str, str]:
-    """Names of the GPUs, and what drives them.
+    """Names of the GPUs, and versions of CUDA and NCCL.
 
     Raises:
         OptionError: there are fewer than ``--gpus-per-node``.
@@ -234,7 +237,7 @@ def check_gpus(options: argparse.Namespace) -> dict[str, str]:
 
     count = torch.cuda.device_count()
     if count < options.gpus_per_node:
-        raise OptionError(f"{count} GPUs, {options.gpus_per_node} are wanted (GPUS_PER_NODE)")
+        raise OptionError(f"{count} GPUs, {options.gpus_per_node} are needed (GPUS_PER_NODE)")
     names = Counter(torch.cuda.get_device_name(device) for device in range(options.gpus_per_node))
     gpus = ", ".join(f"{number} x {name}" for name, number in sorted(names.items()))
     nccl = ".".join(map(str, torch.cuda.nccl.version()))
@@ -243,12 +246,12 @@ def check_gpus(options: argparse.Namespace) -> dict[str, str]:
 
 def fingerprint(content: Any) -> str:
     """Size and sampled sha256 of a file, as one text."""
-    found = sampled_fingerprint(content)
-    return f"{found['bytes']} bytes, {found['sampled_sha256']}"
+    sampled = sampled_fingerprint(content)
+    return f"{sampled['bytes']} bytes, {sampled['sampled_sha256']}"
 
 
 def report(findings: dict[str, Any], options: argparse.Namespace) -> list[str]:
-    """Send this node's findings to that of rank 0 and wait for its verdict.
+    """Send this node's findings to the node of rank 0, and wait for its verdict.
 
     Returns:
         The problems of all nodes.
@@ -256,7 +259,7 @@ def report(findings: dict[str, Any], options: argparse.Namespace) -> list[str]:
     Raises:
         PreflightError: it does not answer.
     """
-    place = f"{options.master_addr}:{options.master_port}"
+    address = f"{options.master_addr}:{options.master_port}"
     end, answer, reason = time.monotonic() + options.timeout, "", "it closed the connection"
     while time.monotonic() < end and not answer:
         try:
@@ -271,12 +274,12 @@ def report(findings: dict[str, Any], options: argparse.Namespace) -> list[str]:
     try:
         return json.loads(answer)["problems"]
     except (ValueError, KeyError, TypeError):
-        detail = f"what answers there is no preflight: {answer[:40]!r}" if answer else reason
-        raise PreflightError(f"node {options.node_name}: no answer from rank 0 at {place}: {detail}") from None
+        detail = f"another program answers there: {answer[:40]!r}" if answer else reason
+        raise PreflightError(f"node {options.node_name}: no answer from rank 0 at {address}: {detail}") from None
 
 
 def gather(findings: dict[str, Any], options: argparse.Namespace) -> list[str]:
-    """Listen on the master port, compare the findings of all nodes, and tell them.
+    """Listen on the master port, compare the findings of all nodes, and send them the result.
 
     Returns:
         A line for each problem.
@@ -319,7 +322,7 @@ def collect(
     """Wait for the findings of the other nodes.
 
     Returns:
-        Connections to them, open; the findings of all.
+        Open connections to them; the findings of all nodes.
     """
     connections, nodes = [], [findings]
     end = time.monotonic() + options.timeout
@@ -332,14 +335,14 @@ def collect(
             if node.pop("greeting") != GREETING:
                 raise ValueError
         except (OSError, ValueError, KeyError, AttributeError):
-            continue  # a passer-by
+            continue  # another program
         connections.append(connection)
         nodes.append(node)
     return connections, nodes
 
 
 def compare(nodes: list[dict[str, Any]]) -> list[str]:
-    """A line for each problem that a node has by itself, and for each fact in which it differs from most."""
+    """A line for each problem that a node sees by itself, and for each fact in which it differs from most nodes."""
     problems = [f"node {node['node']}: {problem}" for node in nodes for problem in node["problems"]]
     for name in dict.fromkeys(name for node in nodes for name in node["facts"]):
         values = [(node["node"], node["facts"][name]) for node in nodes if name in node["facts"]]
@@ -353,7 +356,7 @@ def compare(nodes: list[dict[str, Any]]) -> list[str]:
 
 
 def facts(findings: dict[str, Any]) -> list[tuple[str, str]]:
-    """The facts that people read: versions and GPUs, not fingerprints."""
+    """The facts for people: versions and GPUs, not fingerprints."""
     return [(name, value) for name, value in findings["facts"].items() if len(value) < 50 and value != "not installed"]
 
 

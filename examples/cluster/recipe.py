@@ -1,4 +1,4 @@
-"""A recipe as options of the example trainer, and how a global batch is dealt out to a cluster."""
+"""A recipe as options of the example trainer, and how a global batch is divided over a cluster."""
 
 import os
 import subprocess
@@ -20,17 +20,17 @@ tokenizer_type=${TOKENIZER_TYPE:-$tokenizer_type}
 source "$examples/cluster/launch/trainers/pretrain_gpt.sh"
 printf '%s\0' "$device" "$vocab_size" "${options[@]}" "$@"
 """
-"""As ``cluster/launch/common.sh`` goes from a recipe to the trainer's options, without a dataset."""
+"""From a recipe to the trainer's options, as in ``launch/common.sh``, without a dataset."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a recipe comes to in the environment of this process."""
+    """A recipe, read in the environment of this process."""
 
     device: str
     """cpu or gpu."""
     vocab_size: int
-    """Of the tokenizer that it is for."""
+    """Of the tokenizer that the recipe is made for."""
     words: tuple[str, ...]
     """The options of ``pretrain_gpt.py``."""
     options: RunOptions
@@ -67,16 +67,16 @@ def vocab_size_of(text: str) -> int:
 
 @dataclass(frozen=True)
 class Layout:
-    """How a global batch is dealt out to the GPUs of a cluster."""
+    """How a global batch is divided over the GPUs of a cluster."""
 
     nodes: int
     gpus_per_node: int
     model_parallel: int
-    """GPUs that hold a copy of the model together."""
+    """GPUs that hold one copy of the model together."""
     micro_batch_size: int
-    """Sequences that a GPU has at a time."""
+    """Sequences per GPU and forward pass."""
     global_batch_size: int
-    """Sequences of a step, the same for any number of nodes."""
+    """Sequences per step, the same for any number of nodes."""
     seq_length: int
 
     def __post_init__(self) -> None:
@@ -89,7 +89,7 @@ class Layout:
             )
         if self.global_batch_size % (self.micro_batch_size * self.data_parallel):
             raise OptionError(
-                f"{self.nodes} nodes of {self.gpus_per_node} GPUs: global_batch_size={self.global_batch_size} is no "
+                f"{self.nodes} nodes of {self.gpus_per_node} GPUs: global_batch_size={self.global_batch_size} is not a "
                 f"multiple of micro_batch_size={self.micro_batch_size} times {self.data_parallel} data-parallel ranks; "
                 "take another number of nodes, or another micro_batch_size"
             )
@@ -99,7 +99,7 @@ class Layout:
         """The layout of a run.
 
         Raises:
-            OptionError: the cluster cannot be divided so.
+            OptionError: the batch or the model cannot be divided over this cluster.
         """
         model_parallel = options.tensor_parallel * options.other_parallel
         global_batch_size = options.global_batch_size
@@ -110,20 +110,20 @@ class Layout:
 
     @property
     def world_size(self) -> int:
-        """GPUs."""
+        """Number of GPUs."""
         return self.nodes * self.gpus_per_node
 
     @property
     def data_parallel(self) -> int:
-        """Copies of the model."""
+        """Number of copies of the model."""
         return self.world_size // self.model_parallel
 
     @property
     def accumulation(self) -> int:
-        """Micro-batches that a GPU runs for a step."""
+        """Micro-batches that a GPU runs per step."""
         return self.global_batch_size // (self.micro_batch_size * self.data_parallel)
 
     @property
-    def tokens_a_step(self) -> int:
+    def tokens_per_step(self) -> int:
         """Tokens of a global batch."""
         return self.global_batch_size * self.seq_length

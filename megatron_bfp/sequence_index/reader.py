@@ -38,6 +38,7 @@ class SequenceIndex:
         counts: the counts of index.json: documents, empty_documents, tokens, sequences, padding.
         idx_sha256: of the whole .idx that it was built from, in hexadecimal.
         identity: what distinguishes it from other indexes, wherever it and its dataset lie: ``idx_sha256``, its name.
+        checksum: of everything that it holds: sha256 in hexadecimal, the same for equal indexes on all hosts.
         was_built: whether it was built just now by this process.
 
     Raises:
@@ -58,6 +59,7 @@ class SequenceIndex:
         self._shift = _shift_to_sequences(dataset, self.key, self.counts)
         self.idx_sha256: str = metadata["fingerprint"]["sha256"]
         self.identity = f"{self.idx_sha256} {self.key.name}"
+        self.checksum: str = metadata["checksum"]
 
     def __reduce__(self) -> tuple:
         return type(self), (self.path, self.dataset)

@@ -10,7 +10,6 @@ from helpers.datasets import ROOT, documents_of
 from megatron_bfp import BFPError
 
 pytest.importorskip("megatron.core")
-sys.path.insert(0, str(ROOT / "tools"))
 
 TOOL = [sys.executable, "-W", "ignore", str(ROOT / "benchmarks/dataset.py")]
 
