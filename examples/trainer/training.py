@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from megatron.core import parallel_state
 from torch import distributed
+from torch.utils.data import Dataset
 
 from megatron_bfp.megatron_core.attention import document_boundaries
 from megatron_bfp.tokenizers.registry import load_tokenizer
@@ -30,7 +31,14 @@ from .checkpoints.loading import continue_history, convert_for_ranks, find_check
 from .checkpoints.save_folder import check_save
 from .checkpoints.saving import save_checkpoint, smallest_of
 from .config import TrainerConfig
-from .data import EvaluationSampler, GlobalOrderSampler, build_train_dataset, build_valid_dataset, micro_batches
+from .data import (
+    EvaluationSampler,
+    GlobalOrderSampler,
+    WholeSplits,
+    build_train_dataset,
+    build_valid_dataset,
+    micro_batches,
+)
 from .engine import (
     build_engine,
     check_first_step,
@@ -94,28 +102,45 @@ def main() -> int:
     log(f"attention kernel: {attention_kernel(engine.module)}")
     if config.save:
         log(f"SIGTERM and SIGUSR1 save and end the run; rank 0 is process {os.getpid()} on {socket.gethostname()}")
-    replica, replicas = parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size()
+    batches = training_batches(config, engine, dataset, iteration, device)
+
+    def evaluate_valid() -> Evaluation:
+        return evaluate(engine, evaluation_batches(config, valid, device))
+
+    stopped_by = train(config, engine, batches, iteration, accumulation, history, evaluate_valid, files)
+    return 128 + stopped_by if stopped_by else 0
+
+
+def training_batches(
+    config: TrainerConfig, engine: Any, dataset: Dataset, iteration: int, device: torch.device
+) -> Iterator[dict[str, torch.Tensor]]:
+    """This rank's micro-batches from step ``iteration`` on. If attention has boundaries, the first step checks them."""
     sampler = GlobalOrderSampler(
         consumed_samples=iteration * config.global_batch_size,
         total_samples=config.train_iters * config.global_batch_size,
         micro_batch_size=config.micro_batch_size,
         global_batch_size=config.global_batch_size,
-        rank=replica,
-        world_size=replicas,
+        rank=parallel_state.get_data_parallel_rank(),
+        world_size=parallel_state.get_data_parallel_world_size(),
     )
     batches = micro_batches(dataset, sampler, config.num_workers, device)
     if config.data_impl == "bfp" or config.dataloader_inter_document_masking:
-        batches = check_first_step(engine, batches)
+        return check_first_step(engine, batches)
+    return batches
 
-    def evaluate_valid() -> Evaluation | None:
-        if valid is None:
-            return None
-        limit = (config.eval_iters or len(valid)) * config.global_batch_size
-        sampler = EvaluationSampler(min(len(valid), limit), config.micro_batch_size, replica, replicas)
-        return evaluate(engine, micro_batches(valid, sampler, 0, device))
 
-    stopped_by = train(config, engine, batches, iteration, accumulation, history, evaluate_valid, files)
-    return 128 + stopped_by if stopped_by else 0
+def evaluation_batches(
+    config: TrainerConfig, valid: WholeSplits, device: torch.device
+) -> Iterator[dict[str, torch.Tensor]]:
+    """This rank's micro-batches of one evaluation: ``--eval-iters`` global batches, or the whole split."""
+    limit = (config.eval_iters or len(valid)) * config.global_batch_size
+    sampler = EvaluationSampler(
+        total_samples=min(len(valid), limit),
+        micro_batch_size=config.micro_batch_size,
+        rank=parallel_state.get_data_parallel_rank(),
+        world_size=parallel_state.get_data_parallel_world_size(),
+    )
+    return micro_batches(valid, sampler, 0, device)
 
 
 def train(
@@ -125,7 +150,7 @@ def train(
     iteration: int,
     accumulation: int,
     history: DataHistory,
-    evaluate_valid: Callable[[], Evaluation | None],
+    evaluate_valid: Callable[[], Evaluation],
     files: Log,
 ) -> int:
     """Run steps until ``--train-iters``, ``--exit-interval``, ``--exit-duration-in-mins`` or a signal.

@@ -36,15 +36,15 @@ def test_too_few_files_are_an_error_that_says_so():
         choose([("a.py", "x = 1")], CorpusSize(train_bytes=100, valid_documents=1, longest=60, vocab_size=0))
 
 
-PROMPT = "import os\n\n\ndef size(path, missing=undefined_in_prompt):\n    found = os."
+PROMPT = "import os\n\n\ndef size(path, missing=undefined_in_prompt):\n    status = os."
 
 
 @pytest.mark.parametrize(
     "completion, expected",
     [
-        ("stat(path)\n    return found.st_size\n", (True, ())),
-        ("stat(pth)\n    return fond\n", (True, ("pth", "fond"))),
-        ("stat(path)\n    return fond +\n    (", (True, ())),  # cut back to the first line
+        ("stat(path)\n    return status.st_size\n", (True, ())),
+        ("stat(pth)\n    return stats\n", (True, ("pth", "stats"))),
+        ("stat(path)\n    return stats +\n    (", (True, ())),  # cut back to the first line
         ("stat(path) + é + ok\n    return", (True, ("é", "ok"))),
         ("stat(path)\n    return later()\n\ndef later():\n    pass\n", (True, ())),
         ("stat((path\n", (False, ())),

@@ -16,6 +16,7 @@ from megatron_bfp.errors import IndexedDatasetError
 
 
 def test_all_valid_splits_are_seen_whole_by_any_number_of_ranks(blend_config, lengths):
+    initialize_megatron()
     valid = build_valid_dataset(blend_config, Tokenizer())
     assert len(valid) == sum(len(dataset) for dataset in valid.datasets) and len(valid.datasets) == 2
     assert sum(int(valid[i]["loss_mask"].sum()) for i in range(len(valid))) == sum(lengths) - len(lengths)
@@ -59,6 +60,7 @@ def test_fault_A13_ids_outside_the_padded_vocabulary_stop_the_trainer_at_its_sta
 
 @pytest.mark.parametrize("data_impl", ["bfp", "mmap"])
 def test_a_sample_is_traced_to_its_documents(blend_config, lengths, data_impl):
+    initialize_megatron()
     config = dataclasses.replace(blend_config, data_impl=data_impl)
     train = build_train_dataset(config, Tokenizer())
     starts = [sum(lengths[:i]) for i in range(len(lengths))]
