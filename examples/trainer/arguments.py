@@ -52,7 +52,7 @@ class Help(argparse.ArgumentDefaultsHelpFormatter):
     def _get_help_string(self, action: argparse.Action) -> str | None:
         if action.required:
             return f"{action.help} (required)"
-        if isinstance(action, argparse._StoreTrueAction) and "default" not in action.help:
+        if isinstance(action, argparse._StoreTrueAction) and "default" not in (action.help or ""):
             return f"{action.help} (default: off)"
         if action.default is None or action.nargs == 0:
             return action.help
@@ -134,10 +134,10 @@ def blend(data_path: Sequence[str]) -> tuple[list[str], list[float] | None]:
     Raises:
         OptionError: it is neither.
     """
-    weights = [_weight(text) for text in data_path[::2]]
-    if weights[0] is None or len(data_path) == 1:
+    if len(data_path) == 1 or _weight(data_path[0]) is None:
         return list(data_path), None
-    if len(data_path) % 2 or any(weight is None or not 0 < weight < float("inf") for weight in weights):
+    weights = [weight for text in data_path[::2] if (weight := _weight(text)) and 0 < weight < float("inf")]
+    if 2 * len(weights) != len(data_path):
         raise OptionError(f"--data-path {' '.join(data_path)}: give prefixes, or a weight above 0 before each prefix")
     return list(data_path[1::2]), weights
 

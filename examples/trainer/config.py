@@ -67,7 +67,7 @@ class ModelOptions:
 
     num_layers: int = option("number of transformer layers", check=checked_count)
     hidden_size: int = option("transformer hidden size", check=checked_count)
-    ffn_hidden_size: int | None = option(
+    ffn_hidden_size: int = option(
         "hidden size of the feed-forward network (default: 8/3 of the hidden size, as LLaMA's)",
         None,
         check=checked_count,

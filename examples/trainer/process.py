@@ -149,7 +149,8 @@ class Lifeline:
 
     def __init__(self, rank: int, connections: dict[int, socket.socket], listener: socket.socket | None, secret: str):
         self.rank, self._connections, self._listener, self._secret = rank, connections, listener, secret
-        self._selector, self._unread = selectors.DefaultSelector(), {}
+        self._selector = selectors.DefaultSelector()
+        self._unread: dict[socket.socket, str] = {}
         self._lost_at: float | None = None
         for peer, connection in connections.items():
             self._selector.register(connection, selectors.EVENT_READ, peer)

@@ -50,7 +50,7 @@ def on_first_rank(work: Callable[[], Any]) -> Any:
     Raises:
         OptionError: on all ranks, if the function raised one of the project's errors.
     """
-    answer = [None, None]
+    answer: list[Any] = [None, None]  # result, error
     if distributed.get_rank() == 0:
         try:
             answer[0] = work()

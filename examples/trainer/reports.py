@@ -62,7 +62,8 @@ class Meter:
 
     def restart(self) -> None:
         """Start over: forget the steps since the last report."""
-        self.start, self.work = time.perf_counter(), []
+        self.start = time.perf_counter()
+        self.work: list[Work] = []
 
     def add(self, work: Work) -> None:
         """Count a step."""
@@ -110,7 +111,7 @@ def report_step(config: TrainerConfig, files: Log, iteration: int, lr: float, re
         f"consumed samples {consumed_samples} | tokens/s per device {tokens_per_second:,.0f}{text} | "
         f"{speed['seconds_per_step']:.3g} s/step | ETA {duration(speed['seconds_left'])} | {timestamp()}"
     )
-    values = {"loss": result.loss, "learning_rate": lr, "grad_norm": result.grad_norm}
+    values: dict[str, Any] = {"loss": result.loss, "learning_rate": lr, "grad_norm": result.grad_norm}
     values |= {"target_tokens": result.num_targets, "consumed_samples": consumed_samples, "time": timestamp()}
     files.write("train", iteration, values | speed)
 
@@ -128,7 +129,7 @@ def report_evaluation(files: Log, iteration: int, evaluation: Evaluation) -> Non
     )
     if not evaluation.num_targets:
         log("the evaluation's samples have no target tokens, so they have no loss: see --split and --eod-mask-loss")
-    values = {"loss": evaluation.loss, "perplexity": evaluation.perplexity}
+    values: dict[str, Any] = {"loss": evaluation.loss, "perplexity": evaluation.perplexity}
     values |= {"target_tokens": evaluation.num_targets, "time": timestamp()}
     files.write("valid", iteration, values)
 
