@@ -21,8 +21,8 @@ from megatron_bfp.attention.boundary_check import BoundaryCheck, WatchedIterator
 from megatron_bfp.errors import InputError, OptionError
 
 from .config import TrainerConfig
+from .lifeline import Lifeline
 from .model import build_model
-from .process import Lifeline
 from .ranks import log, on_first_rank
 
 

@@ -20,7 +20,7 @@ from torch import distributed
 
 from megatron_bfp.errors import BFPError, OptionError
 
-from .process import die_with_parent
+from .lifeline import die_with_parent
 
 LONGEST_WAIT = datetime.timedelta(days=1)
 """How long others wait for rank 0. DeepSpeed's process groups give up after ten minutes, but building an index or

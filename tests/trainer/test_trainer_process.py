@@ -22,12 +22,13 @@ from megatron_bfp import OptionError
 SECONDS = 8.0
 PRELUDE = """
 import multiprocessing, os, signal, sys, time
-from trainer import process as rank_process
-from trainer.process import Lifeline, die_with_parent, run_rank
+from trainer import lifeline
+from trainer.lifeline import Lifeline, die_with_parent
+from trainer.process import run_rank
 from megatron_bfp.errors import InputError
 
 rank = int(os.environ["RANK"])
-rank_process.GRACE_SECONDS = float(os.environ["GRACE"])
+lifeline.GRACE_SECONDS = float(os.environ["GRACE"])
 
 def share(work):  # what a broadcast does
     path = os.environ["SHARED"]

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from ..process import die_with_parent
+from ..lifeline import die_with_parent
 
 
 def main() -> None:
