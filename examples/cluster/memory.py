@@ -11,15 +11,15 @@ the memory at the end of a step's last forward pass. CUDA, NCCL and a fragmented
 6 GB of a GPU free.
 """
 
-import argparse
 from dataclasses import dataclass
 
 from megatron_bfp.commands.shared import Parser
 from megatron_bfp.console import run
 from megatron_bfp.errors import OptionError
 
+from .layout import Layout
 from .options import RunOptions
-from .recipe import Layout, Recipe, read_recipe
+from .recipe import Recipe, read_recipe
 
 GB, MB = 10**9, 10**6
 REDUCE_BUCKET = 5 * 10**8
@@ -145,14 +145,19 @@ def main() -> None:
     """
     parser = Parser(
         prog="estimate_memory",
-        usage="estimate_memory [--nodes N] [--gpus-per-node N] RECIPE [OPTIONS OF THE TRAINER]",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="estimate_memory [--nodes N] [--gpus-per-node N] RECIPE [OPTIONS]",
+        description=__doc__.partition("\n\n")[0],
         allow_abbrev=False,
     )
-    parser.add_argument("--nodes", type=int, default=32, help="default: %(default)s")
-    parser.add_argument("--gpus-per-node", type=int, default=8, help="default: %(default)s")
-    parser.add_argument("recipe", metavar="RECIPE", help="a file of examples/cluster/recipes, or your own")
+    parser.add_argument(
+        "--nodes", type=int, default=32, metavar="N", help="nodes of the cluster (default: %(default)s)"
+    )
+    parser.add_argument("--gpus-per-node", type=int, default=8, metavar="N", help="GPUs of each (default: %(default)s)")
+    parser.add_argument(
+        "recipe",
+        metavar="RECIPE",
+        help="a file of examples/cluster/recipes, or your own; options of the trainer may follow",
+    )
     options, words = parser.parse_known_args()
     recipe = read_recipe(options.recipe, words)
     print(estimate(model_of(recipe), Layout.of(recipe.options, options.nodes, options.gpus_per_node)))

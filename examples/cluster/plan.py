@@ -18,9 +18,10 @@ from megatron_bfp.indexed_dataset.reader import IndexedDataset
 from megatron_bfp.sequence_index.key import document_range, split_fractions
 
 from .indexes import index_key, open_index
+from .layout import Layout
 from .memory import GB, Model, estimate
 from .options import RunOptions, run_options, trainer_and_words
-from .recipe import Layout, vocab_size_of
+from .recipe import vocab_size_of
 
 ROOM = 79 * GB
 """What CUDA, NCCL and a fragmented allocator leave of an A100-80GB."""
@@ -36,21 +37,22 @@ def main() -> None:
     """
     parser = Parser(
         prog="plan_run",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=__doc__.partition("\n\n")[0],
         allow_abbrev=False,  # of the trainer's options neither
     )
-    parser.add_argument("name", metavar="NAME", help="of the run, or its recipe")
-    parser.add_argument("--nodes", type=int, required=True)
-    parser.add_argument("--gpus-per-node", type=int, required=True)
-    parser.add_argument("--device", choices=("cpu", "gpu"), default="gpu")
-    parser.add_argument("--vocab-size", required=True, help="of the tokenizer, for the memory estimate")
+    parser.add_argument("name", metavar="NAME", help="of the run: its recipe")
+    parser.add_argument("--nodes", type=int, required=True, metavar="N", help="nodes of the cluster (required)")
+    parser.add_argument("--gpus-per-node", type=int, required=True, metavar="N", help="GPUs of each (required)")
+    parser.add_argument("--device", choices=("cpu", "gpu"), default="gpu", help="default: %(default)s")
+    parser.add_argument(
+        "--vocab-size", required=True, metavar="N", help="of the tokenizer, for the memory estimate (required)"
+    )
     parser.add_argument(
         "--trainer",
         nargs=argparse.REMAINDER,
         required=True,
         metavar="NAME OPTIONS",
-        help="the trainer and all its options",
+        help="the trainer's name and all its options; give it last (required)",
     )
     arguments = parser.parse_args()
     options = run_options(*trainer_and_words(arguments.trainer))

@@ -73,26 +73,26 @@ def parse_arguments() -> argparse.Namespace:
     """
     parser = Parser(
         prog="preflight",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=__doc__.partition("\n\n")[0],
         allow_abbrev=False,  # of the trainer's options neither
     )
     rank = next((os.environ[name] for name in ("NODE_RANK", "CROSS_RANK", "SLURM_NODEID") if name in os.environ), 0)
-    parser.add_argument("--nodes", type=int, required=True)
-    parser.add_argument("--node-rank", type=int, default=int(rank), help="default: the launcher's")
-    parser.add_argument("--node-name", default=socket.gethostname())
-    parser.add_argument("--master-addr", required=True)
-    parser.add_argument("--master-port", type=int, required=True)
-    parser.add_argument("--timeout", type=float, default=120, help="seconds to wait for the other nodes")
-    parser.add_argument("--gpus-per-node", type=int, required=True, help="0: train on CPUs, do not check GPUs")
-    parser.add_argument("--vocab-size", required=True, help="of the tokenizer, for the size of a checkpoint")
+    add = parser.add_argument
+    add("--nodes", type=int, required=True, metavar="N", help="nodes of the run (required)")
+    add("--node-rank", type=int, default=int(rank), metavar="N", help="of this node (default: the launcher's)")
+    add("--node-name", default=socket.gethostname(), metavar="NAME", help="for messages (default: the host's)")
+    add("--master-addr", required=True, metavar="HOST", help="the node of rank 0 (required)")
+    add("--master-port", type=int, required=True, metavar="PORT", help="where it listens (required)")
+    add("--timeout", type=float, default=120, metavar="SECONDS", help="wait for other nodes (default: %(default)s)")
+    add("--gpus-per-node", type=int, required=True, metavar="N", help="0: train on CPUs, check no GPUs (required)")
+    add("--vocab-size", required=True, metavar="N", help="of the tokenizer, for the size of a checkpoint (required)")
     parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument(
         "--trainer",
         nargs=argparse.REMAINDER,
         required=True,
         metavar="NAME OPTIONS",
-        help="the trainer and all its options",
+        help="the trainer's name and all its options; give it last (required)",
     )
     options = parser.parse_args()
     if not 0 <= options.node_rank < options.nodes:

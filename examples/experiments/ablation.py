@@ -272,15 +272,27 @@ def _check_settings(options: argparse.Namespace) -> None:
 
 def _parse() -> argparse.Namespace:
     parser = Parser(prog="ablation", description="Compare concatenation, with and without document mask, and packing.")
-    parser.add_argument("--size", choices=(*SIZES, "full"), required=True, help="test: a minute; cpu, gpu, full")
-    parser.add_argument("--output", required=True, metavar="FOLDER", help="for corpus, models and the report")
-    parser.add_argument("--seeds", type=int, default=3, help="runs per method (default: %(default)s)")
-    parser.add_argument("--jobs", type=int, default=1, help="trainings at a time (default: %(default)s)")
+    parser.add_argument(
+        "--size",
+        choices=(*SIZES, "full"),
+        required=True,
+        help="test: a minute; cpu: hours; gpu: ten minutes; full: the paper's (required)",
+    )
+    parser.add_argument(
+        "--output", required=True, metavar="FOLDER", help="for corpus, models and the report (required)"
+    )
+    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="runs per method (default: %(default)s)")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="trainings at a time (default: %(default)s)")
     full = parser.add_argument_group("with --size full")
-    full.add_argument("--data-path", nargs="+", metavar="[WEIGHT] PREFIX", help="to train on")
-    full.add_argument("--valid-data", metavar="PREFIX", help="held-out Python files")
-    full.add_argument("--tokenizer-model", metavar="FILE")
-    full.add_argument("--launcher", default="sbatch --nodes 32 examples/cluster/launch/slurm.sh", metavar="COMMAND")
+    full.add_argument("--data-path", nargs="+", metavar="[WEIGHT] PREFIX", help="datasets to train on (required)")
+    full.add_argument("--valid-data", metavar="PREFIX", help="held-out Python files, as a dataset (required)")
+    full.add_argument("--tokenizer-model", metavar="FILE", help="of the datasets (required)")
+    full.add_argument(
+        "--launcher",
+        default="sbatch --nodes 32 examples/cluster/launch/slurm.sh",
+        metavar="COMMAND",
+        help="for the printed commands (default: %(default)s)",
+    )
     options = parser.parse_args()
     checked_seeds(options.seeds)
     checked_count("--jobs", options.jobs)

@@ -248,10 +248,12 @@ def main() -> None:
 
 def _parse() -> argparse.Namespace:
     parser = Parser(prog="context_probe", description="Do models follow their context, with and without cut documents?")
-    parser.add_argument("--output", required=True, metavar="FOLDER", help="for data, models, table and figure")
-    parser.add_argument("--steps", type=int, default=1000, help="of training (default: %(default)s)")
-    parser.add_argument("--seeds", type=int, default=3, help="runs per method (default: %(default)s)")
-    parser.add_argument("--jobs", type=int, default=1, help="trainings at a time (default: %(default)s)")
+    parser.add_argument(
+        "--output", required=True, metavar="FOLDER", help="for data, models, table and figure (required)"
+    )
+    parser.add_argument("--steps", type=int, default=1000, metavar="N", help="of training (default: %(default)s)")
+    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="runs per method (default: %(default)s)")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="trainings at a time (default: %(default)s)")
     options = parser.parse_args()
     checked_count("--steps", options.steps)
     checked_count("--jobs", options.jobs)

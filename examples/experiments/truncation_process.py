@@ -175,12 +175,21 @@ def main() -> None:
         BFPError: bad options, or the trainer failed.
     """
     parser = Parser(prog="truncation_process", description="What truncation costs on a simple process.")
-    parser.add_argument("--output", required=True, metavar="FOLDER", help="for the figure, tables and models")
-    parser.add_argument("--probabilities", nargs="+", type=float, default=[0.6, 0.75, 0.9], metavar="P")
     parser.add_argument(
-        "--train", action="store_true", help="train models, and compare their losses with the formula's"
+        "--output", required=True, metavar="FOLDER", help="for the figure, tables and models (required)"
     )
-    parser.add_argument("--steps", type=int, default=2000, help="of training (default: %(default)s)")
+    parser.add_argument(
+        "--probabilities",
+        nargs="+",
+        type=float,
+        default=[0.6, 0.75, 0.9],
+        metavar="P",
+        help="of the process (default: 0.6 0.75 0.9)",
+    )
+    parser.add_argument(
+        "--train", action="store_true", help="train models and compare their losses with the formula's (default: off)"
+    )
+    parser.add_argument("--steps", type=int, default=2000, metavar="N", help="of training (default: %(default)s)")
     options = parser.parse_args()
     checked_count("--steps", options.steps)
     for p in options.probabilities:

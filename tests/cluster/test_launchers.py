@@ -12,8 +12,9 @@ import pytest
 
 pytest.importorskip("torch")
 
+from cluster.layout import Layout
 from cluster.plan import training_sequences
-from cluster.recipe import Layout, read_recipe
+from cluster.recipe import read_recipe
 from helpers import launching
 from helpers.datasets import ROOT
 from helpers.recipes import LAUNCH, RECIPES, commands, dry_run, training_options

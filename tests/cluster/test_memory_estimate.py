@@ -12,8 +12,9 @@ pytest.importorskip("megatron.core.models.gpt")
 pytest.importorskip("deepspeed")
 pytest.importorskip("tokenizers")
 
+from cluster.layout import Layout
 from cluster.memory import estimate, kept_per_token, model_of, num_parameters
-from cluster.recipe import Layout, read_recipe
+from cluster.recipe import read_recipe
 from helpers import launching
 from helpers.datasets import ROOT
 from helpers.megatron_helpers import initialize_megatron, model_options

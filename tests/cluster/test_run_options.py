@@ -12,10 +12,11 @@ import pytest
 pytest.importorskip("tokenizers")
 
 from cluster import memory
+from cluster.layout import Layout
 from cluster.memory import Model, estimate, model_of, num_parameters
 from cluster.options import REPLACED, run_options, trainer_and_words
 from cluster.plan import epochs, training_sequences
-from cluster.recipe import Layout, read_recipe
+from cluster.recipe import read_recipe
 from helpers.datasets import ROOT, documents_of, write
 
 from megatron_bfp.commands.preprocess import main as preprocess
