@@ -276,7 +276,7 @@ def _parse() -> argparse.Namespace:
         "--size",
         choices=(*SIZES, "full"),
         required=True,
-        help="test: a minute; cpu: hours; gpu: ten minutes; full: the paper's (required)",
+        help="test: a minute; cpu: over an hour; gpu: ten minutes; full: the paper's (required)",
     )
     parser.add_argument(
         "--output", required=True, metavar="FOLDER", help="for corpus, models and the report (required)"
