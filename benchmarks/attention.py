@@ -1,44 +1,48 @@
-"""Step time of a 7B model's layer on packed sequences, document-masked beside full causal attention.
+"""Step time of a 7B model's layer on packed sequences, compared with full causal attention.
 
     python benchmarks/attention.py --seq-length 2048 8192 32768
 
 One transformer layer of megatron-core in the shape of LLaMA 7B (hidden size 4096, 32 heads, feed-forward 11008, bf16),
-forward and backward, on micro-batches of as many sequences as make ``--tokens``. Sequences are simulated RefinedWeb
-documents, packed; full causal attention is the same kernel with one segment a row. For each kernel that is installed.
+forward and backward, on micro-batches of ``--tokens`` tokens. Sequences are simulated RefinedWeb documents, packed;
+full causal attention is the same kernel with one segment per row. Every installed kernel is measured.
 """
 
-import argparse
 import json
 import statistics
 import sys
-import types
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from torch import distributed
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from helpers.megatron_helpers import initialize_megatron, model_options
+from megatron.core import parallel_state
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.core.transformer.spec_utils import build_module
+from trainer.config import TrainerConfig
 from trainer.model import transformer_config
+from trainer.process import complete_environment
 
 from benchmarks.packing import SIMULATED, simulated_lengths
 from megatron_bfp import pack
 from megatron_bfp.attention.kernels import KERNELS, Needs
+from megatron_bfp.commands.shared import Parser
+from megatron_bfp.console import run
 from megatron_bfp.megatron_core.attention import document_boundaries, with_document_attention
 from megatron_bfp.tables import format_table
 
-SHAPE = {"hidden_size": 4096, "ffn_hidden_size": 11008, "num_attention_heads": 32, "init_method_std": 0.02}
 WARM_UP, STEPS = 3, 9
 
 
 def packed_cu_seqlens(seq_length: int, rows: int) -> torch.Tensor:
-    """int32 [rows, L + 1]: boundaries of packed sequences drawn at random."""
+    """Boundaries of packed sequences drawn at random, int32 [rows, L + 1]."""
     packing = pack(simulated_lengths(1_000_000), seq_length)
     cu_seqlens = np.full((rows, seq_length + 1), seq_length, dtype=np.int32)
     for row, sequence in enumerate(np.random.default_rng(7).integers(0, len(packing), rows).tolist()):
@@ -48,15 +52,15 @@ def packed_cu_seqlens(seq_length: int, rows: int) -> torch.Tensor:
     return torch.from_numpy(cu_seqlens)
 
 
-def one_document_a_row(seq_length: int, rows: int) -> torch.Tensor:
-    """int32 [rows, L + 1]: boundaries that leave attention full and causal."""
+def one_document_per_row(seq_length: int, rows: int) -> torch.Tensor:
+    """Boundaries that leave attention full and causal, int32 [rows, L + 1]."""
     cu_seqlens = torch.full((rows, seq_length + 1), seq_length, dtype=torch.int32)
     cu_seqlens[:, 0] = 0
     return cu_seqlens
 
 
-def milliseconds(step: types.FunctionType) -> float:
-    """Median time of a step on the GPU."""
+def milliseconds(step: Callable[[], None]) -> float:
+    """Median time of a step on the GPU, ms."""
     times = []
     for number in range(WARM_UP + STEPS):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -69,11 +73,35 @@ def milliseconds(step: types.FunctionType) -> float:
     return statistics.median(times)
 
 
-def measure(kernel: str, seq_length: int, tokens: int) -> dict:
-    """Times of the layer and of its attention alone."""
+def initialize() -> None:
+    """Make this process the only rank of a world, as megatron-core's layers need one."""
+    complete_environment()
+    distributed.init_process_group("nccl")
+    parallel_state.initialize_model_parallel()
+    model_parallel_cuda_manual_seed(1)
+
+
+def configuration(seq_length: int) -> TrainerConfig:
+    """A layer of LLaMA 7B in bf16."""
+    return TrainerConfig(
+        num_layers=1,
+        hidden_size=4096,
+        ffn_hidden_size=11008,
+        num_attention_heads=32,
+        init_method_std=0.02,
+        bf16=True,
+        seq_length=seq_length,
+        data_path=(),
+        tokenizer_model="",
+        micro_batch_size=1,
+        train_iters=1,
+    )
+
+
+def measure(kernel: str, seq_length: int, tokens: int) -> dict[str, Any]:
+    """Times of the layer, and of its attention alone, ms."""
     rows = max(1, tokens // seq_length)
-    options = model_options(seq_length=seq_length, bf16=True, attention_kernel=kernel, **SHAPE)
-    config = transformer_config(options)
+    config = transformer_config(configuration(seq_length))
     torch.manual_seed(1)
     spec = with_document_attention(get_gpt_layer_local_spec(normalization="RMSNorm"), kernel)
     layer = build_module(spec, config=config, layer_number=1).cuda().bfloat16()
@@ -84,8 +112,8 @@ def measure(kernel: str, seq_length: int, tokens: int) -> dict:
         torch.randn(rows * seq_length, heads, config.kv_channels, device="cuda", dtype=torch.bfloat16).requires_grad_()
         for _ in range(3)
     ]
-    found = {"kernel": kernel, "seq_length": seq_length, "rows": rows}
-    for name, make in (("documents", packed_cu_seqlens), ("causal", one_document_a_row)):
+    row = {"kernel": kernel, "seq_length": seq_length, "rows": rows}
+    for name, make in (("documents", packed_cu_seqlens), ("causal", one_document_per_row)):
         boundaries = document_boundaries(make(seq_length, rows), "cuda")
 
         def layer_step(boundaries=boundaries):
@@ -97,37 +125,55 @@ def measure(kernel: str, seq_length: int, tokens: int) -> dict:
             out = KERNELS[kernel].attend(*qkv, boundaries.joined, config.kv_channels**-0.5, 0.0)
             torch.autograd.grad(out, qkv, out.detach())
 
-        found[f"layer_{name}"] = milliseconds(layer_step)
-        found[f"attention_{name}"] = milliseconds(attention_step)
-        found[f"segments_{name}"] = len(boundaries.joined.offsets) - 1
-    return found
+        row[f"layer_{name}"] = milliseconds(layer_step)
+        row[f"attention_{name}"] = milliseconds(attention_step)
+        row[f"segments_{name}"] = len(boundaries.joined.offsets) - 1
+    return row
 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description="Document-masked beside full causal attention, 7B layer.")
-    parser.add_argument("--seq-length", nargs="+", type=int, default=[2048, 8192, 32768])
-    parser.add_argument("--tokens", type=int, default=32768, help="of a micro-batch")
-    parser.add_argument("--kernels", nargs="+", choices=tuple(KERNELS), default=tuple(KERNELS))
-    parser.add_argument("--output", help="also write the figures as JSON")
+    parser = Parser(
+        prog="benchmarks/attention.py",
+        description="Attention inside documents, compared with full causal attention, in a 7B layer.",
+    )
+    add = parser.add_argument
+    add(
+        "--seq-length",
+        nargs="+",
+        type=int,
+        default=[2048, 8192, 32768],
+        metavar="L",
+        help="tokens per sequence (default: 2048 8192 32768)",
+    )
+    add("--tokens", type=int, default=32768, metavar="N", help="tokens per micro-batch (default: %(default)s)")
+    add(
+        "--kernels",
+        nargs="+",
+        choices=tuple(KERNELS),
+        default=tuple(KERNELS),
+        metavar="NAME",
+        help="default: all installed",
+    )
+    add("--output", metavar="FILE", help="also write the figures as JSON")
     options = parser.parse_args()
     if not torch.cuda.is_available():
-        print("benchmark_attention: skipped, there is no GPU")
+        print("benchmarks/attention.py: skipped, there is no GPU")
         return
-    initialize_megatron()
+    initialize()
     print(
         f"{torch.cuda.get_device_name()}, torch {torch.__version__}; {SIMULATED}; bf16, forward and backward",
         flush=True,
     )
-    found = []
+    measured = []
     for kernel in options.kernels:
         reason = KERNELS[kernel].unusable(Needs(torch.bfloat16, 128, 0.0))
         if reason:
             print(f"{kernel}: {reason}", flush=True)
             continue
-        found += [measure(kernel, seq_length, options.tokens) for seq_length in options.seq_length]
+        measured += [measure(kernel, seq_length, options.tokens) for seq_length in options.seq_length]
     rows = []
-    for row in found:
+    for row in measured:
         cells = [row["kernel"], row["seq_length"], row["rows"], row["segments_documents"]]
         for part in ("layer", "attention"):
             documents, causal = row[f"{part}_documents"], row[f"{part}_causal"]
@@ -136,8 +182,8 @@ def main() -> None:
     header = ["kernel", "L", "rows", "segments", "layer, documents (ms)", "causal (ms)", "ratio"]
     print(format_table([*header, "attention, documents (ms)", "causal (ms)", "ratio"], rows), flush=True)
     if options.output:
-        Path(options.output).write_text(json.dumps(found, indent=2))
+        Path(options.output).write_text(json.dumps(measured, indent=2))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run(main, "benchmarks/attention.py"))

@@ -1,12 +1,12 @@
-"""Samples a second of BFPGPTDataset beside megatron-core's GPTDataset, on one corpus in one run.
+"""Samples per second of BFPGPTDataset, compared with megatron-core's GPTDataset on one corpus in one run.
 
     python benchmarks/dataset.py --seq-length 2048 8192 131072 --workers 0 2 --output dataset.json
     python benchmarks/dataset.py --data-path PREFIX --seq-length 2048
 
-Without ``--data-path`` it writes a simulated RefinedWeb corpus of random tokens into a temporary directory. GPTDataset
-is measured without masks, with ``reset_attention_mask`` and its dense mask, and, where megatron-core has it, with
-inter-document masking. The contenders take turns, round by round, each going on through the order of its epoch; the
-figure is the median of the rounds. At the end ``--reads`` samples are read with BFPGPTDataset and its memory is shown.
+Without ``--data-path`` it writes a simulated RefinedWeb corpus of random tokens to a temporary folder. GPTDataset is
+measured without masks, with ``reset_attention_mask`` and its dense mask, and with inter-document masking if
+megatron-core has it. Contenders take turns, round by round, each continuing in its epoch; the figure is the median of
+the rounds. At the end, ``--reads`` samples are read with BFPGPTDataset to show its memory.
 """
 
 import json
@@ -34,14 +34,14 @@ from megatron_bfp.indexed_dataset.writer import IndexedDatasetWriter
 from megatron_bfp.tables import format_table
 
 LARGEST_MASK = 1 << 28
-"""Bytes of a dense mask above which a contender that makes one is left out."""
+"""Bytes. A contender with a larger dense mask is left out."""
 
 STOCK = "GPTDataset, no mask"
 PACKED = "BFPGPTDataset"
 
 
 class Tokenizer:
-    """As much of a tokenizer as the datasets ask for."""
+    """The part of a tokenizer that the datasets need."""
 
     vocab_size = 65_000
     eod = eos = 0
@@ -50,24 +50,24 @@ class Tokenizer:
 
 
 def contenders(seq_length: int) -> dict[str, tuple[type, type, dict[str, Any]]]:
-    """Name -> dataset class, config class, its options."""
-    found = {
+    """Dataset class, config class and its options, by name."""
+    classes = {
         PACKED: (BFPGPTDataset, BFPGPTDatasetConfig, {}),
         STOCK: (GPTDataset, GPTDatasetConfig, {"create_attention_mask": False}),
     }
     if "inter_document_masking" in {field.name for field in fields(GPTDatasetConfig)}:
         options = {"create_attention_mask": False, "inter_document_masking": True}
-        found["GPTDataset, inter-document masking"] = (GPTDataset, GPTDatasetConfig, options)
+        classes["GPTDataset, inter-document masking"] = (GPTDataset, GPTDatasetConfig, options)
     if seq_length**2 <= LARGEST_MASK:
         options = {"create_attention_mask": True, "reset_attention_mask": True}
-        found["GPTDataset, reset_attention_mask"] = (GPTDataset, GPTDatasetConfig, options)
-    return found
+        classes["GPTDataset, reset_attention_mask"] = (GPTDataset, GPTDatasetConfig, options)
+    return classes
 
 
 def make_dataset(
     prefix: str, cache_path: str, seq_length: int, dataset_class: type, config_class: type, options: dict[str, Any]
 ) -> GPTDataset:
-    """The training dataset of a contender, as megatron-core's builder makes it; one epoch."""
+    """One epoch of the training dataset of a contender, made by megatron-core's builder."""
     settings = {
         "random_seed": 1234,
         "sequence_length": seq_length,
@@ -84,7 +84,7 @@ def make_dataset(
 
 
 def endless(dataset: GPTDataset, num_workers: int) -> Iterator[Any]:
-    """Samples in order, one at a time, from the start again after the last."""
+    """Samples in order, epoch after epoch."""
     if num_workers == 0:
         while True:
             for index in range(len(dataset)):
@@ -96,10 +96,10 @@ def endless(dataset: GPTDataset, num_workers: int) -> Iterator[Any]:
 
 
 def compare(prefix: str, cache_path: str, seq_length: int, num_workers: int, seconds: float) -> list[dict[str, Any]]:
-    """Time all contenders at one sequence length, in rounds of about ``seconds`` for each."""
+    """Time all contenders at one sequence length, in rounds of about ``seconds`` per contender."""
     streams = {
-        name: endless(make_dataset(prefix, cache_path, seq_length, *what), num_workers)
-        for name, what in contenders(seq_length).items()
+        name: endless(make_dataset(prefix, cache_path, seq_length, *classes), num_workers)
+        for name, classes in contenders(seq_length).items()
     }
     rates: dict[str, list[float]] = {name: [] for name in streams}
     for round_number in range(6):
@@ -124,19 +124,19 @@ def compare(prefix: str, cache_path: str, seq_length: int, num_workers: int, sec
 
 
 def anonymous_memory() -> int:
-    """RssAnon of this process in bytes: what it holds itself, without the files it maps."""
+    """RssAnon of this process, bytes: its memory without mapped files."""
     with open("/proc/self/status", encoding="ascii") as file:
         return next(1024 * int(line.split()[1]) for line in file if line.startswith("RssAnon:"))
 
 
 def memory_over_reads(dataset: GPTDataset, reads: int) -> list[dict[str, int]]:
-    """RssAnon after a tenth of the reads, two tenths and so on."""
-    stream, found = endless(dataset, 0), []
+    """RssAnon after each tenth of the reads."""
+    stream, rows = endless(dataset, 0), []
     for tenth in range(10):
         for _ in range(reads * (tenth + 1) // 10 - reads * tenth // 10):
             next(stream)
-        found.append({"reads": reads * (tenth + 1) // 10, "anonymous_bytes": anonymous_memory()})
-    return found
+        rows.append({"reads": reads * (tenth + 1) // 10, "anonymous_bytes": anonymous_memory()})
+    return rows
 
 
 def write_corpus(prefix: str, tokens: int) -> None:
@@ -156,14 +156,25 @@ def main() -> None:
     Raises:
         BFPError: bad options or input.
     """
-    parser = Parser(prog="benchmark_dataset", description="Samples a second beside megatron-core's own dataset.")
-    parser.add_argument("--data-path", metavar="PREFIX", help="an indexed dataset (default: simulated)")
-    parser.add_argument("--tokens", type=int, default=100_000_000, help="of the simulated one (default: %(default)s)")
-    parser.add_argument("--seq-length", nargs="+", type=int, default=[2048, 8192, 131_072], metavar="L")
-    parser.add_argument("--workers", nargs="+", type=int, default=[0, 2], metavar="N", help="DataLoader processes")
-    parser.add_argument("--seconds", type=float, default=1.0, help="of one contender in one round of five")
-    parser.add_argument("--reads", type=int, default=100_000, help="samples read to watch memory")
-    parser.add_argument("--output", metavar="FILE", help="also write the figures as JSON")
+    parser = Parser(
+        prog="benchmarks/dataset.py",
+        description="Samples per second, compared with megatron-core's own dataset.",
+    )
+    add = parser.add_argument
+    add("--data-path", metavar="PREFIX", help="an indexed dataset; by default, one is simulated")
+    add("--tokens", type=int, default=100_000_000, help="size of the simulated one (default: %(default)s)")
+    add(
+        "--seq-length",
+        nargs="+",
+        type=int,
+        default=[2048, 8192, 131_072],
+        metavar="L",
+        help="tokens per sequence (default: 2048 8192 131072)",
+    )
+    add("--workers", nargs="+", type=int, default=[0, 2], metavar="N", help="DataLoader processes (default: 0 2)")
+    add("--seconds", type=float, default=1.0, help="time per contender in each of five rounds (default: %(default)s)")
+    add("--reads", type=int, default=100_000, help="samples read to measure memory (default: %(default)s)")
+    add("--output", metavar="FILE", help="also write the figures as JSON")
     options = parser.parse_args()
     for name in ("tokens", "reads"):
         checked_count(f"--{name}", getattr(options, name))
@@ -200,7 +211,7 @@ def _print(rows: list[dict[str, Any]], memory: list[dict[str, int]]) -> None:
         times = [f"{1e6 / rate:.1f}", f"{1e9 / rate / row['seq_length']:.1f}"]
         cells.append([row["dataset"], row["seq_length"], row["workers"], round(rate), *times])
         cells[-1].append(f"{row['ratio_to_stock']:.2f}")
-    header = ["dataset", "L", "workers", "samples/s", "us a sample", "ns a token", "against no mask"]
+    header = ["dataset", "L", "workers", "samples/s", "us per sample", "ns per token", "ratio to no mask"]
     print(format_table(header, cells))
     print("\nMemory of BFPGPTDataset (RssAnon):")
     memory_cells = [[row["reads"], f"{row['anonymous_bytes'] / 1e6:.1f}"] for row in memory]
@@ -208,4 +219,4 @@ def _print(rows: list[dict[str, Any]], memory: list[dict[str, int]]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run(main, "benchmark_dataset"))
+    sys.exit(run(main, "benchmarks/dataset.py"))

@@ -4,9 +4,9 @@
     python benchmarks/packing.py --lengths PREFIX --seq-length 2048 8192 --output packing.json
 
 Lengths are simulated (RefinedWeb as lognormal(5.84, 0.98), in tokens, rounded up) or those of a dataset or .npy file.
-Each contender runs in a process of its own, which also tells its peak memory. Ours and the sort are medians of several
-runs, each after one that is not counted: as many before the two algorithms of the paper as after them, since a shared
-machine has slow minutes, and these two take minutes. They are in plain Python, as the paper had them.
+Each contender runs in a process of its own, which also reports its peak memory. Ours and the sort are medians of
+several runs after one that is not counted. Half of the runs come before the paper's two algorithms and half after them:
+those take minutes, and a shared machine has slow minutes. The paper's algorithms are in plain Python, as in the paper.
 """
 
 import json
@@ -33,7 +33,7 @@ from megatron_bfp.tables import format_table
 
 SIMULATED = "simulated RefinedWeb, lognormal(5.84, 0.98)"
 PAPER_SECONDS = {10**6: (17, 10), 10**7: (205, 106), 10**8: (2311, 1066), 10**9: (26354, 10816)}
-"""Table 1 of the paper, L = 2048: first-fit and optimised best-fit decreasing, on the authors' machine."""
+"""Table 1 of the paper, L = 2048: seconds of first-fit and optimised best-fit decreasing on the authors' machine."""
 
 
 def first_fit_decreasing(lengths: np.ndarray, seq_length: int) -> int:
@@ -90,23 +90,23 @@ def optimized_best_fit_decreasing(lengths: np.ndarray, seq_length: int) -> int:
                     node += 1
             space = node - size
             bins = bins_by_space[space]
-            found = bins.pop()
+            chosen = bins.pop()
             if not bins:
                 put(space, 0)
         else:
-            found, space = len(contents), seq_length
+            chosen, space = len(contents), seq_length
             contents.append([])
-        contents[found].append(length)
+        contents[chosen].append(length)
         space -= length
         if space:
             if not bins_by_space[space]:
                 put(space, space)
-            bins_by_space[space].append(found)
+            bins_by_space[space].append(chosen)
     return len(contents)
 
 
 def ours(lengths: np.ndarray, seq_length: int) -> int:
-    """``megatron_bfp.pack``, chunking included and ``packing[i]`` ready."""
+    """``megatron_bfp.pack``, including chunking, until ``packing[i]`` can be read."""
     return len(megatron_bfp.pack(lengths, seq_length))
 
 
@@ -128,7 +128,7 @@ def measure(contender: Callable, lengths: np.ndarray, seq_length: int, repeats: 
     """Run a contender in a process of its own.
 
     Returns:
-        Its result, the seconds of each run that counts, and the bytes by which its peak memory exceeds that at its
+        "result", "seconds" of each run that counts, and "peak_bytes", by which the peak memory exceeds that at the
         start.
     """
     context = multiprocessing.get_context("fork")
@@ -150,13 +150,13 @@ def measure(contender: Callable, lengths: np.ndarray, seq_length: int, repeats: 
     try:
         return receiver.recv()
     except EOFError:
-        raise InputError(f"{contender.__name__}: its process was killed, perhaps for lack of memory") from None
+        raise InputError(f"{contender.__name__}: its process was killed, perhaps because memory ran out") from None
     finally:
         process.join()
 
 
 def simulated_lengths(documents: int) -> np.ndarray:
-    """int32 [documents], the .idx's dtype: lengths in tokens."""
+    """Lengths in tokens, int32 [documents], as in a .idx."""
     generator = np.random.default_rng(2024)
     lengths = np.empty(documents, dtype=np.int32)
     for first in range(0, documents, 1 << 22):
@@ -166,7 +166,7 @@ def simulated_lengths(documents: int) -> np.ndarray:
 
 
 def given_lengths(path: str) -> np.ndarray:
-    """The lengths in a .npy file, or of a dataset.
+    """The lengths in a .npy file or of a dataset.
 
     Raises:
         InputError: it is neither.
@@ -192,24 +192,25 @@ def compare(lengths: np.ndarray, seq_length: int, python_limit: int, repeats: in
             "argsort": measure(stable_argsort, short_lengths, seq_length, repeats),
         }
 
-    found = measure_ours_and_argsort()
+    measured = measure_ours_and_argsort()
     if len(lengths) <= python_limit:
-        found["ffd"] = measure(first_fit_decreasing, lengths, seq_length, 1)
-        found["obfd"] = measure(optimized_best_fit_decreasing, lengths, seq_length, 1)
-        if found["obfd"]["result"] != found["ours"]["result"]:
-            raise InputError(f"sequences differ: paper {found['obfd']['result']}, ours {found['ours']['result']}")
+        measured["ffd"] = measure(first_fit_decreasing, lengths, seq_length, 1)
+        measured["obfd"] = measure(optimized_best_fit_decreasing, lengths, seq_length, 1)
+        if measured["obfd"]["result"] != measured["ours"]["result"]:
+            counts = measured["obfd"]["result"], measured["ours"]["result"]
+            raise InputError(f"sequences differ: paper {counts[0]}, ours {counts[1]}")
         for name, again in measure_ours_and_argsort().items():
-            found[name]["seconds"] += again["seconds"]
+            measured[name]["seconds"] += again["seconds"]
     tokens = int(lengths.sum(dtype=np.int64))
     return {
         "documents": len(lengths),
         "seq_length": seq_length,
         "tokens": tokens,
-        "sequences": found["ours"]["result"],
+        "sequences": measured["ours"]["result"],
         "lower_bound": -(-tokens // seq_length),
         "measured": {
             name: {"seconds": statistics.median(value["seconds"]), "peak_bytes": value["peak_bytes"]}
-            for name, value in found.items()
+            for name, value in measured.items()
         },
     }
 
@@ -234,23 +235,13 @@ def time_rows(rows: list[dict[str, Any]]) -> list[list[Any]]:
 
 
 def sequence_rows(rows: list[dict[str, Any]]) -> list[list[Any]]:
-    """Table 2: sequences by concatenation and by packing. Concatenation leaves no padding but at the end: its number
-    is the lower bound."""
+    """Table 2: sequences by concatenation and by packing. Concatenation pads only the last sequence, so its number is
+    the lower bound."""
     table = []
     for row in rows:
-        extra = row["sequences"] - row["lower_bound"]
-        share = f"{100 * extra / row['lower_bound']:.5f}" if row["lower_bound"] else "0"
-        table.append(
-            [
-                row["seq_length"],
-                row["documents"],
-                row["lower_bound"],
-                row["sequences"],
-                extra,
-                share,
-                row["lower_bound"],
-            ]
-        )
+        bound, extra = row["lower_bound"], row["sequences"] - row["lower_bound"]
+        share = f"{100 * extra / bound:.5f}" if bound else "0"
+        table.append([row["seq_length"], row["documents"], bound, row["sequences"], extra, share, bound])
     return table
 
 
@@ -260,13 +251,22 @@ def main() -> None:
     Raises:
         BFPError: bad options or input.
     """
-    parser = Parser(prog="benchmark_packing", description="Time and compactness of packing, beside the paper's.")
-    parser.add_argument("--documents", nargs="+", default=["1e5", "1e6"], metavar="N", help="simulated documents")
-    parser.add_argument("--lengths", nargs="+", metavar="FILE", help="a dataset's PREFIX or .idx, or lengths as .npy")
-    parser.add_argument("--seq-length", nargs="+", type=int, default=[2048], metavar="L")
-    parser.add_argument("--python-limit", default="1e6", metavar="N", help="no plain Python above so many documents")
-    parser.add_argument("--repeats", type=int, default=5, help="runs of ours and of the sort (default: %(default)s)")
-    parser.add_argument("--output", metavar="FILE", help="also write the figures as JSON")
+    parser = Parser(
+        prog="benchmarks/packing.py",
+        description="Time and compactness of packing, compared with the paper's.",
+    )
+    add = parser.add_argument
+    add("--documents", nargs="+", default=["1e5", "1e6"], metavar="N", help="simulated documents (default: 1e5 1e6)")
+    add("--lengths", nargs="+", metavar="FILE", help="a dataset's PREFIX or .idx, or lengths as .npy")
+    add("--seq-length", nargs="+", type=int, default=[2048], metavar="L", help="tokens per sequence (default: 2048)")
+    add(
+        "--python-limit",
+        default="1e6",
+        metavar="N",
+        help="run plain Python up to this many documents (default: %(default)s)",
+    )
+    add("--repeats", type=int, default=5, help="runs of ours and of the sort (default: %(default)s)")
+    add("--output", metavar="FILE", help="also write the figures as JSON")
     options = parser.parse_args()
     checked_count("--repeats", options.repeats)
     python_limit = _number("--python-limit", options.python_limit)
@@ -298,7 +298,7 @@ def _number(option: str, text: str) -> int:
 def _print(rows: list[dict[str, Any]]) -> None:
     print("\nTable 1: seconds (FFD and OBFD: the paper's algorithms in plain Python; argsort: numpy, stable)")
     header = ["L", "documents", "FFD", "OBFD", "ours", "argsort", "FFD/OBFD", "OBFD/ours", "ours/argsort"]
-    header += ["ours, ns a document", "OBFD peak MB", "ours peak MB"]
+    header += ["ours, ns per document", "OBFD peak MB", "ours peak MB"]
     print(format_table(header, time_rows(rows)))
     print("\nThe paper, L 2048, its machine:")
     paper = [[documents, ffd, obfd, f"{ffd / obfd:.2f}"] for documents, (ffd, obfd) in PAPER_SECONDS.items()]
@@ -310,4 +310,4 @@ def _print(rows: list[dict[str, Any]]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run(main, "benchmark_packing"))
+    sys.exit(run(main, "benchmarks/packing.py"))

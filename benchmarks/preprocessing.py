@@ -1,270 +1,63 @@
-"""Preprocessing beside Megatron-LM's own tools, and beside what the tokenizer alone could do, in one run.
+"""Preprocessing compared with Megatron-LM's own tools, and with the tokenizer alone, in one run.
 
     python benchmarks/preprocessing.py --make-corpus /usr/lib/python3 --megabytes 200 --input corpus.jsonl \
         --tokenizer-model FOLDER --workers 8 --megatron-lm Megatron-LM --megatron-python venv/bin/python
 
-Contenders, each as a process of its own on the same JSON Lines file:
+Contenders, each a process of its own on the same JSON Lines file:
 
-- Megatron-LM's tools/preprocess_data.py, on a share of the input (``--megatron-megabytes``), for it is slow;
-- its tools/preprocess_data_fast.py, where the checkout has one, with as many threads as the others have workers;
-- tools/preprocess_bfp.py, also on Megatron's share, so that their files can be compared byte by byte;
-- gigatoken's ``encode_batch`` of texts that are in memory already: the ceiling, without reading, parsing or writing.
+- Megatron-LM's tools/preprocess_data.py, on a part of the input (``--megatron-megabytes``), as it is slow;
+- its tools/preprocess_data_fast.py, if the checkout has it, with as many threads as the others have workers;
+- tools/preprocess_bfp.py, also on Megatron's part, to compare their files byte by byte;
+- gigatoken's ``encode_batch`` on texts in memory: the ceiling, without reading, parsing or writing.
 
-A rate is that of text, in megabytes (10**6 bytes) of UTF-8 without the JSON around it, and of tokens, after the
-startup: a run with one document, for imports and loading the tokenizer, is subtracted. Contenders run in turn, there
-and back, and figures are medians. Memory is anonymous memory (RssAnon), which leaves out mapped files; pages that a
-forked worker shares count for each. An input too small to tell its time from the startup gives no rate.
+Rates are MB of text per second (10**6 bytes of UTF-8, without the JSON around it) and tokens per second. The startup,
+that is imports and loading the tokenizer, is measured by a run on one document and subtracted; an input that takes not
+much longer than that gives no rate. Contenders run in turn, there and back, and figures are medians. Memory is
+described in ``benchmarks/processes.py``.
 
-The tokenizer is copied without its post-processor, which in some puts a token before each text: Megatron's tools keep
-that, ours and gigatoken do not.
+The tokenizer is copied without its post-processor: Megatron's tools keep the token that some put before each text, ours
+and gigatoken do not.
 """
 
 import argparse
 import filecmp
-import hashlib
 import json
 import os
-import re
 import shutil
-import signal
 import statistics
-import subprocess
 import sys
 import tempfile
-import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir))
 
+from benchmarks.corpus import Corpus, copy_tokenizer, first_documents, make_corpus
+from benchmarks.processes import Finished, Memory, timed
 from megatron_bfp.arguments import checked_count
 from megatron_bfp.commands.shared import Parser
 from megatron_bfp.console import run
 from megatron_bfp.errors import InputError, OptionError
 from megatron_bfp.indexed_dataset.format import bin_path, idx_path
 from megatron_bfp.indexed_dataset.reader import IndexedDataset
-from megatron_bfp.progress import terminal_progress
 from megatron_bfp.tables import format_table
 
-TEXT_SUFFIXES = tuple(".py .pyi .h .hpp .c .cpp .cu .cuh .txt .md .rst .js .json .html".split())
-CORPUS_FILE_BYTES = 1 << 20
-"""Larger files are left out of a corpus: they are data, and few of them would be all of it."""
-SHORTEST_WAIT, LONGEST_WAIT = 0.02, 0.5
-"""Seconds between looks at a contender's memory: many in a short run, and few in a long one, which they slow down."""
-BATCH_BYTES = 1 << 26
-"""Text in one call of gigatoken's ``encode_batch``."""
-TOOL = os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir, "tools", "preprocess_bfp.py")
+HERE = os.path.dirname(os.path.abspath(__file__))
+TOOL = os.path.join(HERE, os.pardir, "tools", "preprocess_bfp.py")
 MEGATRON, MEGATRON_FAST = "Megatron-LM preprocess_data.py", "Megatron-LM preprocess_data_fast.py"
 OURS_ON_SHARE, OURS, GIGATOKEN = "ours, on Megatron's share", "ours", "gigatoken encode_batch, in memory"
 
 
-class Corpus(NamedTuple):
-    """A JSON Lines file with a "text" in each line."""
-
-    path: str
-    documents: int
-    text_bytes: int
-
-
-class Memory(NamedTuple):
-    """Peaks of anonymous memory, bytes: of one process, and of all processes of a contender at one time."""
-
-    largest: int
-    total: int
-
-
-def make_corpus(path: str, folders: Sequence[str], text_bytes: int, special_texts: Sequence[str]) -> None:
-    """Write the text files under folders as JSON Lines, until there are so many bytes of text.
-
-    The order is that of a hash of the paths, so that any share of the corpus is a sample of it. Left out are files that
-    are not UTF-8, contain a special token's text, or have the same content as one before.
-
-    Raises:
-        InputError: there is not enough text.
-        OptionError: the file exists.
-    """
-    if os.path.exists(path):
-        raise OptionError(f"--input {path}: exists; leave out --make-corpus to use it, or remove it")
-    forbidden = re.compile("|".join(map(re.escape, special_texts)) or r"(?!)")
-    seen, written = set(), 0
-    partial = path + ".part"
-    with open(partial, "w", encoding="utf-8") as file:
-        for text in _texts(terminal_progress(_text_files(folders), None, "reading files")):
-            content = text.encode()
-            digest = hashlib.blake2b(content).digest()
-            if not text.strip() or digest in seen or forbidden.search(text):
-                continue
-            seen.add(digest)
-            file.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")
-            written += len(content)
-            if written >= text_bytes:
-                break
-    if written < text_bytes:
-        os.remove(partial)
-        raise InputError(f"--make-corpus: {written / 1e6:.1f} MB of text are there; give more folders, or --megabytes")
-    os.replace(partial, path)
-
-
-def _text_files(folders: Sequence[str]) -> list[str]:
-    paths = [
-        (hashlib.blake2b(os.path.relpath(os.path.join(parent, name), folder).encode()).digest(), parent, name)
-        for folder in folders
-        for parent, _, names in os.walk(folder)
-        for name in names
-        if name.endswith(TEXT_SUFFIXES)
-    ]
-    return [os.path.join(parent, name) for _, parent, name in sorted(paths)]
-
-
-def _texts(paths: Iterable[str]) -> Iterator[str]:
-    for path in paths:
-        try:
-            if os.path.getsize(path) <= CORPUS_FILE_BYTES:
-                with open(path, encoding="utf-8", newline="") as file:
-                    yield file.read()
-        except (OSError, UnicodeDecodeError):
-            continue
-
-
-def first_documents(inputs: Sequence[str], path: str, text_bytes: float = float("inf")) -> Corpus:
-    """Copy lines of JSON Lines files into one file until there are so many bytes of text.
-
-    Raises:
-        InputError: a file is missing, has a line that is no JSON object with a "text", or there are no lines at all.
-    """
-    documents = copied = 0
-    with open(path, "wb") as target:
-        for name, number, line in terminal_progress(_lines(inputs), None, "copying documents"):
-            target.write(line if line.endswith(b"\n") else line + b"\n")
-            documents, copied = documents + 1, copied + len(_text(name, number, line).encode())
-            if copied >= text_bytes:
-                break
-    if not documents:
-        raise InputError(f"--input {inputs[0]}: there are no documents; see --make-corpus")
-    return Corpus(path, documents, copied)
-
-
-def _lines(inputs: Sequence[str]) -> Iterator[tuple[str, int, bytes]]:
-    for name in inputs:
-        try:
-            with open(name, "rb") as file:
-                for number, line in enumerate(file, 1):
-                    yield name, number, line
-        except OSError as error:
-            raise InputError(f"--input {name}: cannot be read: {error.strerror}") from None
-
-
-def _text(name: str, number: int, line: bytes) -> str:
-    try:
-        return json.loads(line)["text"]
-    except (ValueError, KeyError, TypeError):
-        raise InputError(f'--input {name}: line {number} is no JSON object with a "text"') from None
-
-
-def copy_tokenizer(folder: str, target: str) -> list[str]:
-    """Copy a Hugging Face tokenizer's folder without its post-processor; returns the texts of its special tokens.
-
-    Raises:
-        OptionError: there is no tokenizer.json in it.
-    """
-    try:
-        with open(os.path.join(folder, "tokenizer.json"), encoding="utf-8") as file:
-            description = json.load(file)
-    except (OSError, ValueError) as error:
-        raise OptionError(f"--tokenizer-model {folder}: give the folder of a tokenizer.json: {error}") from None
-    os.mkdir(target)
-    with open(os.path.join(target, "tokenizer.json"), "w", encoding="utf-8") as file:
-        json.dump(description | {"post_processor": None}, file, ensure_ascii=False)
-    config = os.path.join(folder, "tokenizer_config.json")
-    if os.path.exists(config):
-        shutil.copy(config, target)
-    return [token["content"] for token in description.get("added_tokens", ())]
-
-
-class MemoryWatch:
-    """Looks at the memory of a process and its descendants while the ``with`` block runs.
-
-    Args:
-        leader: process id of the leader of their session.
-    """
-
-    def __init__(self, leader: int) -> None:
-        self.peak = Memory(0, 0)
-        self._leader, self._is_done = str(leader), threading.Event()
-        self._thread = threading.Thread(target=self._watch)
-
-    def __enter__(self) -> "MemoryWatch":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self._is_done.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        seconds = SHORTEST_WAIT
-        while not self._is_done.wait(seconds):
-            seconds = min(1.5 * seconds, LONGEST_WAIT)
-            sizes = [size for size in map(self._anonymous_bytes, filter(str.isdigit, os.listdir("/proc"))) if size]
-            self.peak = Memory(max([self.peak.largest, *sizes]), max(self.peak.total, sum(sizes)))
-
-    def _anonymous_bytes(self, process: str) -> int:
-        try:
-            with open(f"/proc/{process}/stat") as file:
-                session = file.read().rpartition(")")[2].split()[3]
-            if session != self._leader:
-                return 0
-            with open(f"/proc/{process}/status") as file:
-                return next(int(line.split()[1]) << 10 for line in file if line.startswith("RssAnon:"))
-        except (OSError, IndexError, StopIteration):  # it ended
-            return 0
-
-
-class Finished(NamedTuple):
-    """A contender that ran to its end."""
-
-    seconds: float
-    memory: Memory
-    output: str
-
-
-def timed(name: str, command: Sequence[str], **environment: str) -> Finished:
-    """Run a contender, once the disk has done what others left to it.
-
-    Raises:
-        InputError: it failed.
-    """
-    os.sync()
-    with tempfile.TemporaryFile("w+") as errors, tempfile.TemporaryFile("w+") as output:
-        start = time.perf_counter()
-        process = subprocess.Popen(
-            command, stdout=output, stderr=errors, env=os.environ | environment, start_new_session=True
-        )
-        try:
-            with MemoryWatch(process.pid) as watch:
-                process.wait()
-            seconds = time.perf_counter() - start
-        finally:
-            if process.poll() is None:  # Ctrl-C reached us alone
-                os.killpg(process.pid, signal.SIGKILL)
-        errors.seek(0), output.seek(0)
-        if process.returncode:
-            last = (errors.read().strip() or "no message").splitlines()[-1]
-            raise InputError(f"{name}: failed with status {process.returncode}: {last}")
-        return Finished(seconds, watch.peak, output.read())
-
-
 @dataclass
 class Contender:
-    """A tool that writes a dataset, or gigatoken alone, and its runs."""
+    """A tool that writes a dataset, or gigatoken's encoder, and its measurements."""
 
     name: str
     command: Callable[[str, str], list[str]]
-    """Of an input file and the path of the output, without ending."""
+    """The command line, for an input file and the output's prefix."""
     folder: str
-    """For its output; emptied before each run."""
+    """For its output. Emptied before each run."""
     environment: dict[str, str]
     has_output: bool = True
     startups: list[float] = field(default_factory=list)
@@ -275,24 +68,24 @@ class Contender:
 
     @property
     def prefix(self) -> str:
-        """The path of its dataset."""
+        """The prefix of its dataset."""
         return os.path.join(self.folder, "dataset_text_document")
 
     def run(self, corpus: Corpus, one: Corpus) -> None:
-        """Run it with one document, and with all.
+        """Run it on one document, and on the corpus.
 
         Raises:
             InputError: it failed.
         """
         if not self.has_output:
             finished = self._timed(corpus)
-            found = json.loads(finished.output)
+            printed = json.loads(finished.output)
             self.startups.append(0.0)
-            self.seconds.append(found["seconds"])
-            self.num_tokens = found["tokens"]
+            self.seconds.append(printed["seconds"])
+            self.num_tokens = printed["tokens"]
         else:
             if not self.startups:
-                self._timed(one)  # not counted: it brings what is imported into the disk's cache
+                self._timed(one)  # not counted: it fills the disk's cache
             self.startups.append(self._timed(one).seconds)
             finished = self._timed(corpus)
             self.seconds.append(finished.seconds)
@@ -307,11 +100,11 @@ class Contender:
 
 
 class Benchmark:
-    """Runs the contenders and keeps their figures.
+    """Runs the contenders and collects their figures.
 
     Args:
-        folder: an empty one, for all files.
-        options: the command line's.
+        folder: an empty folder, for all files.
+        options: of the command line.
     """
 
     def __init__(self, folder: str, options: argparse.Namespace) -> None:
@@ -321,10 +114,10 @@ class Benchmark:
         self.are_identical: dict[str, bool] = {}
 
     def run(self) -> None:
-        """Run all of them.
+        """Run all contenders.
 
         Raises:
-            BFPError: bad options or input, or one failed that must not.
+            BFPError: bad options or input, or a required contender failed.
         """
         options = self.options
         special_texts = copy_tokenizer(options.tokenizer_model, self.tokenizer)
@@ -346,7 +139,11 @@ class Benchmark:
         self._measure(contenders, everything, options.repeats)
 
     def _measure(self, contenders: list[Contender], corpus: Corpus, repeats: int) -> None:
-        """Run contenders, ours first, in turn and back again: each follows each, and meets the machine as they do."""
+        """Run contenders in turn, there and back, so that slow minutes of the machine hit all of them alike.
+
+        Args:
+            contenders: ours first.
+        """
         for number in range(repeats):
             for contender in contenders[:: -1 if number % 2 else 1]:
                 try:
@@ -354,7 +151,7 @@ class Benchmark:
                 except InputError as error:
                     if contender.name not in (MEGATRON_FAST, GIGATOKEN):
                         raise
-                    print(f"left out: {error}", flush=True)  # not installed, or too young to work everywhere
+                    print(f"left out: {error}", flush=True)  # not installed, or not for this tokenizer
                     contenders.remove(contender)
         for contender in contenders:
             self._add_row(contender, corpus)
@@ -378,14 +175,13 @@ class Benchmark:
             specific = ["--workers", str(self.options.workers)] if name == MEGATRON else ["--use-gigatoken"]
             return [self.options.megatron_python, path, *self._shared_options(source, prefix), *specific]
 
-        # its scripts append the checkout to the path, where an installed megatron-core would come first
+        # its scripts append the checkout to the path, so an installed megatron-core would come first
         python_path = os.pathsep.join(filter(None, [checkout, os.environ.get("PYTHONPATH")]))
         return Contender(name, command, os.path.join(self.folder, name), self._threads() | {"PYTHONPATH": python_path})
 
     def _gigatoken(self) -> Contender:
         def command(source: str, _: str) -> list[str]:
-            this = [sys.executable, os.path.abspath(__file__)]
-            return [*this, "--encode-in-memory", source, "--tokenizer-model", self.tokenizer]
+            return [sys.executable, os.path.join(HERE, "encode_in_memory.py"), source, self.tokenizer]
 
         return Contender(GIGATOKEN, command, os.path.join(self.folder, GIGATOKEN), self._threads(), has_output=False)
 
@@ -399,7 +195,7 @@ class Benchmark:
     def _add_row(self, contender: Contender, corpus: Corpus) -> None:
         startup = statistics.median(contender.startups)
         working = statistics.median(contender.seconds) - startup
-        is_measurable = working > startup / 5  # or the input is too small to tell it from the startup
+        is_measurable = working > startup / 5  # else the input is too small
         self.rows.append(
             {
                 "contender": contender.name,
@@ -420,42 +216,8 @@ def _have_same_bytes(prefix: str, other: str) -> bool:
     return all(filecmp.cmp(path(prefix), path(other), shallow=False) for path in (bin_path, idx_path))
 
 
-def encode_in_memory(path: str, tokenizer_folder: str) -> dict[str, float]:
-    """Encode all texts of a JSON Lines file with gigatoken; returns the seconds of its calls, and tokens.
-
-    Raises:
-        InputError: gigatoken is not installed or does not know the tokenizer.
-    """
-    try:
-        import awkward
-        import gigatoken
-    except ImportError:
-        raise InputError("gigatoken is not installed") from None
-    try:
-        tokenizer = gigatoken.Tokenizer(tokenizer_folder)
-    except Exception as error:  # whatever it raises for what it does not know
-        raise InputError(f"gigatoken does not know this tokenizer: {error}") from None
-    batches: list[list[str]] = [[]]
-    num_bytes = 0
-    for name, number, line in _lines([path]):
-        text = _text(name, number, line)
-        if num_bytes > BATCH_BYTES:
-            batches.append([])
-            num_bytes = 0
-        batches[-1].append(text)
-        num_bytes += len(text.encode())
-    tokenizer.encode_batch(["startup"])
-    seconds, tokens = 0.0, 0
-    for batch in batches:
-        start = time.perf_counter()
-        encoded = tokenizer.encode_batch(batch)
-        seconds += time.perf_counter() - start
-        tokens += int(awkward.count(encoded))
-    return {"seconds": seconds, "tokens": tokens}
-
-
 def table(rows: list[dict[str, Any]]) -> str:
-    """The figures as text."""
+    """The table of the figures, with ratios to Megatron-LM and gigatoken."""
     rates = {row["contender"]: row["text_bytes_per_second"] for row in rows}
 
     def ratio(row: dict[str, Any], other: str, scale: float, digits: int) -> str:
@@ -488,9 +250,6 @@ def main() -> None:
         BFPError: bad options or input.
     """
     options = _parse()
-    if options.encode_in_memory:
-        print(json.dumps(encode_in_memory(options.encode_in_memory, options.tokenizer_model)))
-        return
     with tempfile.TemporaryDirectory(dir=options.work_folder) as folder:
         benchmark = Benchmark(folder, options)
         benchmark.run()
@@ -505,19 +264,28 @@ def main() -> None:
 
 
 def _parse() -> argparse.Namespace:
-    parser = Parser(prog="benchmark_preprocessing", description="Time and memory of preprocessing, beside Megatron's.")
-    parser.add_argument("--input", nargs="+", metavar="FILE", help="JSON Lines; what --make-corpus writes")
-    parser.add_argument("--make-corpus", nargs="+", metavar="FOLDER", help="write --input from the text files in these")
-    parser.add_argument("--megabytes", type=float, default=100, help="text in it, MB (default: %(default)s)")
-    parser.add_argument("--tokenizer-model", required=True, metavar="FOLDER", help="of a tokenizer.json and its config")
-    parser.add_argument("--workers", type=int, default=os.cpu_count(), metavar="N", help="default: CPUs, %(default)s")
-    parser.add_argument("--megatron-lm", metavar="CHECKOUT")
-    parser.add_argument("--megatron-python", default=sys.executable, metavar="PYTHON", help="that runs it")
-    parser.add_argument("--megatron-megabytes", type=float, default=40, help="of text for it (default: %(default)s)")
-    parser.add_argument("--repeats", type=int, default=3, help="runs of all but Megatron's slow tool (default: 3)")
-    parser.add_argument("--work-folder", metavar="FOLDER", help="for temporary files (default: the system's)")
-    parser.add_argument("--output", metavar="FILE", help="also write the figures as JSON")
-    parser.add_argument("--encode-in-memory", help=argparse.SUPPRESS)
+    parser = Parser(
+        prog="benchmarks/preprocessing.py",
+        description="Time and memory of preprocessing, compared with Megatron-LM's tools and with gigatoken.",
+    )
+    add = parser.add_argument
+    add("--input", nargs="+", required=True, metavar="FILE", help="JSON Lines")
+    add("--make-corpus", nargs="+", metavar="FOLDER", help="write --input first, from the text files in these folders")
+    add("--megabytes", type=float, default=100, help="text to write, MB (default: %(default)s)")
+    add("--tokenizer-model", required=True, metavar="FOLDER", help="a tokenizer.json and its config")
+    add(
+        "--workers",
+        type=int,
+        default=os.cpu_count(),
+        metavar="N",
+        help="processes or threads (default: all CPUs, %(default)s)",
+    )
+    add("--megatron-lm", metavar="CHECKOUT", help="also run its tools")
+    add("--megatron-python", default=sys.executable, metavar="PYTHON", help="interpreter for them (default: this one)")
+    add("--megatron-megabytes", type=float, default=40, help="text for its slow tool, MB (default: %(default)s)")
+    add("--repeats", type=int, default=3, help="runs of all others (default: %(default)s)")
+    add("--work-folder", metavar="FOLDER", help="for temporary files, if not the system's")
+    add("--output", metavar="FILE", help="also write the figures as JSON")
     options = parser.parse_args()
     checked_count("--workers", options.workers)
     checked_count("--repeats", options.repeats)
@@ -525,11 +293,9 @@ def _parse() -> argparse.Namespace:
         if not getattr(options, option) > 0:
             raise OptionError(f"--{option.replace('_', '-')} {getattr(options, option)}: give a number above 0")
     if options.work_folder is not None and not os.path.isdir(options.work_folder):
-        raise OptionError(f"--work-folder {options.work_folder}: there is no such folder")
-    if not options.input and not options.encode_in_memory:
-        raise OptionError("give --input, and --make-corpus to have it written")
+        raise OptionError(f"--work-folder {options.work_folder}: no such folder")
     return options
 
 
 if __name__ == "__main__":
-    sys.exit(run(main, "benchmark_preprocessing"))
+    sys.exit(run(main, "benchmarks/preprocessing.py"))

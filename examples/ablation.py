@@ -1,4 +1,4 @@
-"""The paper's ablation; its help and how it works are in ``experiments/ablation.py``."""
+"""Run the paper's ablation at a small size: ``experiments/ablation.py``."""
 
 import sys
 from pathlib import Path

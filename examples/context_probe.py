@@ -1,4 +1,4 @@
-"""Do models follow a context that was cut when they learned? The probe is ``experiments/context_probe.py``."""
+"""Probe whether models follow their context if training cut it: ``experiments/context_probe.py``."""
 
 import sys
 from pathlib import Path

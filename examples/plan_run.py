@@ -1,4 +1,4 @@
-"""Print what a run comes to on a cluster: ``cluster/plan.py``."""
+"""Print the plan of a run on a cluster: ``cluster/plan.py``."""
 
 import sys
 from pathlib import Path

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # From source files to a trained model in one command: installs, makes a corpus and a tokenizer, preprocesses, trains on
-# two ranks (or on all GPUs), stops, resumes, and checks that the resumed run went on exactly.
+# all GPUs (or on two CPU ranks), stops, resumes, and checks that the resumed run has the same losses.
 #
 #   bash examples/quickstart.sh
 #
-# PYTHON chooses the interpreter (default python3). Everything goes to the folder quickstart/, which is made anew.
+# PYTHON is the interpreter (default python3). Everything is written to the folder quickstart/, which is replaced.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

@@ -1,4 +1,4 @@
-"""What truncation costs on a simple process; the experiment is ``experiments/truncation_process.py``."""
+"""Show what truncation costs on a simple process: ``experiments/truncation_process.py``."""
 
 import sys
 from pathlib import Path

@@ -50,7 +50,7 @@ if [ -n "$version" ]; then
     extras='.[test]'
     packages=(torch megatron-core)
     tests=(tests/{attention,megatron_core} tests/integrations/test_megatron_lm_attention.py
-        tests/guarantees/test_equivalence.py tests/trainer/test_{baseline,evaluation}.py)
+        tests/guarantees/test_equivalence.py tests/trainer/test_{baseline,evaluation,trainer_data,trainer_log}.py)
 else
     venv=.venv
     python=${PYTHON:-python3}

@@ -1,1 +1,1 @@
-"""What a run on many nodes needs before it starts: recipes, its plan, its memory, a preflight, launchers."""
+"""Running on a cluster: launchers, recipes, the plan of a run, its memory estimate, and a preflight of the nodes."""

@@ -1,4 +1,4 @@
-"""The sequence indexes that a run reads, for the plan and preflight."""
+"""The sequence indexes that a run reads: where they are, and whether they are built. For the plan and preflight."""
 
 import os
 
@@ -14,15 +14,15 @@ def open_split(options: RunOptions, dataset: IndexedDataset, split_name: str) ->
     """Open a split's index where the run would; None for a split without a share.
 
     Raises:
-        SequenceIndexError: it has not been built, and the message has the command that builds it; or it is wrong.
+        SequenceIndexError: it has not been built, and the message has the command that builds it; or it is damaged.
     """
     cap, cache_path = options.max_documents_per_sequence, options.data_cache_path
     return PackedSplit.open(dataset, options.seq_length, options.split, split_name, cap, cache_path, builds=False)
 
 
 def is_built_at_start(options: RunOptions, dataset: IndexedDataset, split_name: str) -> bool:
-    """Whether an index is missing that nobody can build before, as the data's folder cannot be written: training then
-    builds it under the data cache path."""
+    """Whether training will build an index under the data cache path: it is missing, and nobody can build it beside the
+    data, as that folder cannot be written."""
     beside = index_directory(dataset.prefix)
     folder = beside if os.path.isdir(beside) else os.path.dirname(beside) or "."
     if options.data_cache_path is None or os.access(folder, os.W_OK):

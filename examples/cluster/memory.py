@@ -2,30 +2,30 @@
 
     python examples/estimate_memory.py examples/cluster/recipes/llama_7b_code_2k.sh --nodes 32 --gpus-per-node 8
 
-Options of the trainer count as those after the recipe do in a launcher, such as ``--micro-batch-size 4``.
+Options of the trainer may follow the recipe, as in a launcher: ``--micro-batch-size 4``.
 
-Weights, gradients and optimizer are those of DeepSpeed's ZeRO stages, in bytes a parameter; under ZeRO 1 with bf16 the
-gradients are there twice, in bf16 as autograd leaves them and in fp32 as they add up. Activations are what autograd
-keeps of the layers for the backward pass, counted operation by operation in ``kept_per_token``, and the logits. All of
-them are there at the end of a step's last forward pass. What CUDA, NCCL and a fragmented allocator need on top is not
-in it: leave some 6 GB of a GPU free.
+Weights, gradients and optimizer are those of DeepSpeed's ZeRO stages, in bytes per parameter. ZeRO 1 with bf16 holds
+gradients twice: in bf16 as autograd leaves them, and in fp32 where they are summed. Activations are what autograd keeps
+of the layers for the backward pass, counted operation by operation in ``kept_per_token``, and the logits. The sum is
+the memory at the end of a step's last forward pass. CUDA, NCCL and a fragmented allocator are not included: leave about
+6 GB of a GPU free.
 """
 
-import argparse
 from dataclasses import dataclass
 
 from megatron_bfp.commands.shared import Parser
 from megatron_bfp.console import run
 from megatron_bfp.errors import OptionError
 
+from .layout import Layout
 from .options import RunOptions
-from .recipe import Layout, Recipe, read_recipe
+from .recipe import Recipe, read_recipe
 
 GB, MB = 10**9, 10**6
 REDUCE_BUCKET = 5 * 10**8
-"""Elements of the buffer in which DeepSpeed joins gradients to reduce them (its ``reduce_bucket_size``)."""
+"""Elements of the buffer in which DeepSpeed collects gradients to reduce them (its ``reduce_bucket_size``)."""
 LIVE_PARAMETERS = 10**9
-"""Gathered parameters that ZeRO 3 keeps at a time (its ``stage3_max_live_parameters``)."""
+"""Gathered parameters that ZeRO 3 holds at a time (its ``stage3_max_live_parameters``)."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """All together."""
+        """Sum of all parts."""
         return self.weights + self.gradients + self.optimizer + self.activations
 
     def __str__(self) -> str:
@@ -50,7 +50,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Model:
-    """What is estimated: a run, and what its options do not say."""
+    """What is estimated: a run, with what its options do not say."""
 
     options: RunOptions
     vocab_size: int
@@ -80,14 +80,13 @@ def num_parameters(model: Model) -> int:
 
 
 def kept_per_token(model: Model) -> int:
-    """Elements that a layer keeps for the backward pass, for each token, without recomputation.
+    """Elements that a layer keeps for the backward pass, per token, without recomputation.
 
-    Whole on each tensor-parallel rank: the inputs of both norms and of what follows each. Split between the ranks:
-    query, key and value as the kernel takes them, its result, and that in the order in which the projection takes it;
-    the MLP's first product, its two halves again (one after its SiLU), and what they make together. Rows of a
-    micro-batch of one need no new order, but its value is a view that keeps the joint product of all three. On the CPU
-    torch's norms are several operations and keep their result before its weights, and the kernel is one for each
-    document.
+    Whole on each tensor-parallel rank: the inputs of both norms, and of what follows each norm. Split between the
+    ranks: query, key and value as the kernel takes them, its result, and that result again, reordered for the
+    projection; the MLP's first product, its two halves (one after SiLU), and their product. A micro-batch of one row is
+    not reordered, but its value is a view that keeps the joint product of query, key and value. On the CPU, torch's
+    norms are several operations, which keep their result before its weights, and the kernel runs once per document.
     """
     options = model.options
     one_row = options.micro_batch_size == 1
@@ -97,7 +96,7 @@ def kept_per_token(model: Model) -> int:
 
 
 def activations(model: Model) -> int:
-    """Bytes that a micro-batch keeps, its logits included."""
+    """Bytes that a micro-batch keeps, including its logits."""
     options, width = model.options, model.bytes_of_a_number
     tokens = options.micro_batch_size * options.seq_length
     if options.full_recomputation:  # the layers' inputs, and one layer at a time
@@ -113,7 +112,7 @@ def estimate(model: Model, layout: Layout) -> Memory:
     """The memory of each GPU of a layout.
 
     Raises:
-        OptionError: the model is divided in a way that is not estimated.
+        OptionError: there is no estimate for this kind of parallelism.
     """
     options = model.options
     if options.other_parallel > 1 or options.has_experts:
@@ -146,14 +145,19 @@ def main() -> None:
     """
     parser = Parser(
         prog="estimate_memory",
-        usage="estimate_memory [--nodes N] [--gpus-per-node N] RECIPE [OPTIONS OF THE TRAINER]",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="estimate_memory [--nodes N] [--gpus-per-node N] RECIPE [OPTIONS]",
+        description=__doc__.partition("\n\n")[0],
         allow_abbrev=False,
     )
-    parser.add_argument("--nodes", type=int, default=32, help="default: %(default)s")
-    parser.add_argument("--gpus-per-node", type=int, default=8, help="default: %(default)s")
-    parser.add_argument("recipe", metavar="RECIPE", help="a file of examples/cluster/recipes, or your own")
+    parser.add_argument(
+        "--nodes", type=int, default=32, metavar="N", help="nodes of the cluster (default: %(default)s)"
+    )
+    parser.add_argument("--gpus-per-node", type=int, default=8, metavar="N", help="GPUs of each (default: %(default)s)")
+    parser.add_argument(
+        "recipe",
+        metavar="RECIPE",
+        help="a file of examples/cluster/recipes, or your own; options of the trainer may follow",
+    )
     options, words = parser.parse_known_args()
     recipe = read_recipe(options.recipe, words)
     print(estimate(model_of(recipe), Layout.of(recipe.options, options.nodes, options.gpus_per_node)))

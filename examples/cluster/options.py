@@ -1,8 +1,8 @@
-"""What a run's command line says: read once, as its trainer reads it, for the plan, the memory estimate and preflight.
+"""A run's command line, read as its trainer reads it: for the plan, the memory estimate and preflight.
 
-The launchers hand over the very words that the trainer gets, those after the recipe included. Those of the example
-trainer are parsed by its own parser. Megatron-LM and Megatron-DeepSpeed have hundreds of options and are not imported
-here: a parser of those that count takes them out, with Megatron's names, types and defaults.
+The launchers pass the same words that the trainer gets, including those after the recipe. The example trainer's are
+parsed by its own parser, ``trainer.arguments``. Megatron-LM and Megatron-DeepSpeed have hundreds of options and are not
+imported: a parser picks those that matter here, with Megatron's names, types and defaults.
 """
 
 import argparse
@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from trainer.arguments import blend, parse_arguments
+from trainer.arguments import blend, flag, parse_arguments
+from trainer.config import TrainerConfig, key_value_heads
 
 from megatron_bfp.arguments import checked_cap, checked_count
 from megatron_bfp.commands.shared import Parser
@@ -19,15 +20,15 @@ from megatron_bfp.errors import InputError, OptionError
 from megatron_bfp.sequence_index.key import SPLIT_NAMES, split_fractions
 
 TOKENIZER_TYPES = {"GPTSentencePieceTokenizer": "SentencePieceTokenizer", "HFTokenizer": "HuggingFaceTokenizer"}
-"""Megatron-DeepSpeed's names for tokenizers that have other names elsewhere."""
+"""Megatron-DeepSpeed's names of tokenizers, and the names they have elsewhere."""
 REPLACED = ("train_data_path", "valid_data_path", "test_data_path", "data_args_path", "per_split_data_args_path")
 REPLACED += ("train_samples", "yaml_cfg", "encoder_seq_length", "batch_size", "model_parallel_size")
-"""Options of Megatron that stand for one that the launchers give: beside it they stop the run, or do nothing."""
+"""Options of Megatron that replace one that the launchers give: with both, Megatron stops or ignores one of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """What a run trains, on what, and how its batches are divided."""
+    """What a run trains, on which data, and how its batches are divided."""
 
     num_layers: int
     hidden_size: int
@@ -41,7 +42,7 @@ class RunOptions:
     seq_length: int
     micro_batch_size: int
     global_batch_size: int | None
-    """None: one micro-batch for each data-parallel rank."""
+    """None: one micro-batch per data-parallel rank."""
     batch_size_grows: bool
     """From a smaller one (``--rampup-batch-size``)."""
     train_iters: int
@@ -57,15 +58,15 @@ class RunOptions:
     data_path: tuple[str, ...]
     split: str
     used_splits: tuple[str, ...]
-    """Of train, valid and test, those that samples are drawn from."""
+    """The splits that samples are drawn from, of train, valid and test."""
     max_documents_per_sequence: int | None
     data_cache_path: str | None
     tokenizer_type: str | None
-    """By the names of ``megatron_bfp.tokenizers``; others are Megatron's."""
+    """A name of ``megatron_bfp.tokenizers``, or another one of Megatron's."""
     tokenizer_model: str | None
     eod_token: str | None
     needs_eod: bool
-    """Whether the trainer asks for a tokenizer that has an EOD."""
+    """Whether the trainer needs a tokenizer with an EOD."""
     save: str | None
 
 
@@ -77,7 +78,7 @@ def run_options(trainer: str, words: Sequence[str]) -> RunOptions:
         words: its command line after the script.
 
     Raises:
-        OptionError: there is no such trainer, or it would refuse the options.
+        OptionError: the trainer is unknown, or would refuse the options.
         InputError: ``--deepspeed_config`` of the example trainer cannot be read.
     """
     if trainer not in READERS:
@@ -100,23 +101,22 @@ def trainer_and_words(words: list[str]) -> tuple[str, list[str]]:
 
 
 def _of_the_example(words: Sequence[str]) -> RunOptions:
-    options = parse_arguments(words)
-    heads = options.num_attention_heads
+    config = parse_arguments(words)
     return _combined(
-        options,
-        num_query_groups=options.num_query_groups if options.group_query_attention else heads,
+        config,
+        num_query_groups=key_value_heads(config),
         has_experts=False,
         batch_size_grows=False,
         other_parallel=1,
-        zero_stage=_zero_stage(options),
-        half_precision=options.bf16,
-        used_splits=SPLIT_NAMES[:2] if options.eval_interval else SPLIT_NAMES[:1],
+        zero_stage=_zero_stage(config),
+        half_precision=config.bf16,
+        used_splits=SPLIT_NAMES[:2] if config.eval_interval else SPLIT_NAMES[:1],
         needs_eod=True,
     )
 
 
-def _combined(options: argparse.Namespace, **others: Any) -> RunOptions:
-    """The fields that have an option's name, those that go by another name here, and those given."""
+def _combined(options: TrainerConfig | argparse.Namespace, **others: Any) -> RunOptions:
+    """The fields that have an option's name, those that have another name here, and those given."""
     values = {field.name: getattr(options, field.name) for field in fields(RunOptions) if hasattr(options, field.name)}
     values["vocab_multiple"] = options.make_vocab_size_divisible_by
     values["tensor_parallel"] = options.tensor_model_parallel_size
@@ -125,15 +125,19 @@ def _combined(options: argparse.Namespace, **others: Any) -> RunOptions:
     return RunOptions(**values | others)
 
 
-def _zero_stage(options: argparse.Namespace) -> int:
-    """``--zero-stage``, or that of ``--deepspeed_config``, or none."""
-    if options.zero_stage is not None or options.deepspeed_config is None:
-        return options.zero_stage or 0
+def _zero_stage(config: TrainerConfig) -> int:
+    """``--zero-stage``, or that of ``--deepspeed_config``, or 0.
+
+    Raises:
+        InputError: the file cannot be read.
+    """
+    if config.zero_stage is not None or config.deepspeed_config is None:
+        return config.zero_stage or 0
     try:
-        with open(options.deepspeed_config, encoding="utf-8") as file:
+        with open(config.deepspeed_config, encoding="utf-8") as file:
             return int(json.load(file).get("zero_optimization", {}).get("stage", 0))
     except (OSError, ValueError, AttributeError, TypeError) as error:
-        raise InputError(f"--deepspeed_config {options.deepspeed_config}: {error}") from None
+        raise InputError(f"--deepspeed_config {config.deepspeed_config}: {error}") from None
 
 
 def _of_megatron_lm(words: Sequence[str]) -> RunOptions:
@@ -188,7 +192,7 @@ def _megatron_options(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--rampup-batch-size", nargs="*")
     parser.add_argument("--num-experts", type=int, nargs="+")
     for name in REPLACED:
-        parser.add_argument(f"--{name.replace('_', '-')}", nargs="*")
+        parser.add_argument(flag(name), nargs="*")
     options, _ = parser.parse_known_args(words)
     _check_megatron(options)
     return options
@@ -198,8 +202,8 @@ def _check_megatron(options: argparse.Namespace) -> None:
     for name in REPLACED:
         if getattr(options, name) is not None:
             raise OptionError(
-                f"--{name.replace('_', '-')} cannot be used with the launchers, which give the option that it stands "
-                "for; give that one after the recipe"
+                f"{flag(name)} cannot be used with the launchers, which give the option that it stands for; give that "
+                "one after the recipe"
             )
     if len(set(options.data_impl or ())) > 1:
         values = " and ".join(options.data_impl)
@@ -207,7 +211,7 @@ def _check_megatron(options: argparse.Namespace) -> None:
     counts = ("num_layers", "hidden_size", "num_attention_heads", "seq_length", "micro_batch_size", "train_iters")
     counts += ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
     for name in (*counts, "ds_sequence_parallel_size"):
-        checked_count(f"--{name.replace('_', '-')}", getattr(options, name))
+        checked_count(flag(name), getattr(options, name))
     if options.global_batch_size is not None:
         checked_count("--global-batch-size", options.global_batch_size)
     checked_cap(options.max_documents_per_sequence)

@@ -1,7 +1,7 @@
-"""Print what a run comes to on a cluster: how the global batch is dealt out, steps, epochs, memory.
+"""Print the plan of a run on a cluster: how the global batch is divided, steps, epochs, memory.
 
-The launchers run it first, with the options that the trainer will get, so that a run that does not divide or whose
-options the trainer would refuse is refused before anything starts.
+The launchers run it first, with the options that the trainer will get. A batch that cannot be divided over the nodes,
+or an option that the trainer would refuse, stops the launch before anything starts.
 """
 
 import argparse
@@ -18,14 +18,15 @@ from megatron_bfp.indexed_dataset.reader import IndexedDataset
 from megatron_bfp.sequence_index.key import document_range, split_fractions
 
 from .indexes import open_split
+from .layout import Layout
 from .memory import GB, Model, estimate
 from .options import RunOptions, run_options, trainer_and_words
-from .recipe import Layout, vocab_size_of
+from .recipe import vocab_size_of
 
 ROOM = 79 * GB
-"""Of an A100-80GB, what is left beside CUDA, NCCL and a fragmented allocator."""
+"""What CUDA, NCCL and a fragmented allocator leave of an A100-80GB."""
 MOST_EPOCHS = 4
-"""Repeating data up to so often is nearly as good as new data (Muennighoff et al., 2023); beyond, ever less."""
+"""Up to this many epochs, repeated data is nearly as good as new data (Muennighoff et al., 2023)."""
 
 
 def main() -> None:
@@ -36,17 +37,22 @@ def main() -> None:
     """
     parser = Parser(
         prog="plan_run",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=__doc__.partition("\n\n")[0],
         allow_abbrev=False,  # of the trainer's options neither
     )
-    parser.add_argument("name", metavar="NAME", help="of the run, or its recipe")
-    parser.add_argument("--nodes", type=int, required=True)
-    parser.add_argument("--gpus-per-node", type=int, required=True)
-    parser.add_argument("--device", choices=("cpu", "gpu"), default="gpu")
-    parser.add_argument("--vocab-size", required=True, help="of the tokenizer, for the memory estimate")
+    parser.add_argument("name", metavar="NAME", help="of the run: its recipe")
+    parser.add_argument("--nodes", type=int, required=True, metavar="N", help="nodes of the cluster (required)")
+    parser.add_argument("--gpus-per-node", type=int, required=True, metavar="N", help="GPUs of each (required)")
+    parser.add_argument("--device", choices=("cpu", "gpu"), default="gpu", help="default: %(default)s")
     parser.add_argument(
-        "--trainer", nargs=argparse.REMAINDER, required=True, metavar="NAME OPTIONS", help="all that follow are its own"
+        "--vocab-size", required=True, metavar="N", help="of the tokenizer, for the memory estimate (required)"
+    )
+    parser.add_argument(
+        "--trainer",
+        nargs=argparse.REMAINDER,
+        required=True,
+        metavar="NAME OPTIONS",
+        help="the trainer's name and all its options; give it last (required)",
     )
     arguments = parser.parse_args()
     options = run_options(*trainer_and_words(arguments.trainer))
@@ -59,8 +65,8 @@ def main() -> None:
 
 
 def numbers(layout: Layout, options: RunOptions) -> Iterator[tuple[str, str]]:
-    """Names and values of what follows from the options and the cluster alone."""
-    tokens = layout.tokens_a_step
+    """Names and values that follow from the options and the cluster alone."""
+    tokens = layout.tokens_per_step
     yield "GPUs", f"{layout.nodes} x {layout.gpus_per_node} = {layout.world_size}"
     yield "tensor parallel", f"{options.tensor_parallel}"
     if options.other_parallel > 1:
@@ -68,7 +74,7 @@ def numbers(layout: Layout, options: RunOptions) -> Iterator[tuple[str, str]]:
     yield "data parallel", f"{layout.data_parallel}"
     yield "micro-batch size", f"{layout.micro_batch_size}"
     yield "gradient accumulation steps", f"{layout.accumulation}"
-    yield "tokens a step", f"{tokens:,} in {layout.global_batch_size:,} sequences"
+    yield "tokens per step", f"{tokens:,} in {layout.global_batch_size:,} sequences"
     if options.batch_size_grows:
         yield "", "with --rampup-batch-size the first steps have fewer, and the numbers below are too high"
     yield "steps", f"{options.train_iters:,}, {options.train_iters * tokens / 1e9:,.1f} B tokens"
@@ -76,7 +82,7 @@ def numbers(layout: Layout, options: RunOptions) -> Iterator[tuple[str, str]]:
 
 
 def memory(model: Model, layout: Layout) -> Iterator[tuple[str, str]]:
-    """The memory of a GPU, and a warning where it has less."""
+    """The memory that a GPU needs, and a warning if it has less."""
     name = "memory of a GPU, estimated"
     try:
         estimated = estimate(model, layout)
@@ -89,7 +95,7 @@ def memory(model: Model, layout: Layout) -> Iterator[tuple[str, str]]:
 
 
 def epochs(options: RunOptions, layout: Layout) -> Iterator[tuple[str, str]]:
-    """For each dataset, steps until it was seen once, and how often it is seen; or why that is not known."""
+    """For each dataset, the steps of an epoch and how often it is seen; or why that is unknown."""
     samples = options.train_iters * layout.global_batch_size
     prefixes, weights = blend(options.data_path)
     try:
@@ -113,7 +119,7 @@ def training_sequences(prefix: str, options: RunOptions) -> int:
     """Sequences of a dataset's training split.
 
     Raises:
-        BFPError: the dataset or its sequence index is not there, or the split has no tokens.
+        BFPError: the dataset or its sequence index is missing, or the split has no tokens.
     """
     dataset = IndexedDataset(prefix, needs_bin=False)
     if options.data_impl == "mmap":
@@ -127,7 +133,7 @@ def training_sequences(prefix: str, options: RunOptions) -> int:
 
 
 def _concatenated_sequences(dataset: IndexedDataset, options: RunOptions) -> int:
-    """As GPTDataset counts them, whose splits are of the .idx file's sequences; each needs a token more."""
+    """As GPTDataset counts them: it splits the idx sequences, and the last label needs one more token."""
     fractions = split_fractions(options.split)[0]
     first, end = document_range(fractions or (0.0, 0.0), dataset.num_sequences)
     if first == end:

@@ -1,30 +1,27 @@
-"""Check the nodes of a cluster before training, so that what is wrong is told in a line and not by a hanging run.
+"""Check the nodes of a cluster before training, so that a problem is a line of text and not a run that hangs.
 
-The launchers start it once on each node, with the options that the trainer will get. Each looks at what training will
-need: the dataset, its sequence indexes and the tokenizer can be read, checkpoints can be written, packages and GPUs are
-there. The node of rank 0 listens on the master port, as training will,
-gathers what the others found, and compares: all must have read the same bytes and run the same versions. So it finds
-also a port that is taken and nodes that cannot reach each other. Every node ends with status 0 if all is well, else 2;
-that of rank 0 prints a line for each problem, with the node's name.
+The launchers start it once on each node, with the options that the trainer will get. Each node checks what training
+needs: datasets, their sequence indexes and the tokenizer can be read, checkpoints can be written, packages and GPUs are
+there. The node of rank 0 listens on the master port, as training will, collects the findings of the others and
+compares them: all nodes must have the same data and the same versions. A port that is taken and nodes that cannot reach
+each other are reported too. Every node exits with status 0 if all is well, else with 2; the node of rank 0 prints a
+line for each problem, with the node's name.
 
-Fingerprints read a constant part of each file: its first and last 64 KiB and 256 blocks between them.
+Fingerprints read a fixed amount of each file: its first and last 64 KiB and 256 blocks between them.
 """
 
 import argparse
-import contextlib
 import hashlib
 import importlib.metadata
-import json
 import os
 import platform
 import socket
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from trainer.arguments import blend
-from trainer.save_folder import check_save, smallest_checkpoint
+from trainer.checkpoints.save_folder import check_save, smallest_checkpoint
 
 import megatron_bfp
 from megatron_bfp.commands.shared import Parser
@@ -41,13 +38,9 @@ from .indexes import is_built_at_start, open_split
 from .memory import Model, num_parameters
 from .options import RunOptions, run_options, trainer_and_words
 from .recipe import vocab_size_of
+from .rendezvous import PreflightError, gather, report
 
 PACKAGES = ("torch", "megatron-core", "deepspeed", "flash-attn", "transformer-engine", "numpy")
-GREETING = "megatron_bfp preflight"
-
-
-class PreflightError(BFPError):
-    """The cluster is not ready; the message has a line for each problem."""
 
 
 def main() -> None:
@@ -76,26 +69,30 @@ def parse_arguments() -> argparse.Namespace:
     """The options: of the cluster, and after ``--trainer`` those that the trainer will get.
 
     Raises:
-        OptionError: one has a value that cannot be honoured.
+        OptionError: one has a value that cannot be used.
     """
     parser = Parser(
         prog="preflight",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=__doc__.partition("\n\n")[0],
         allow_abbrev=False,  # of the trainer's options neither
     )
     rank = next((os.environ[name] for name in ("NODE_RANK", "CROSS_RANK", "SLURM_NODEID") if name in os.environ), 0)
-    parser.add_argument("--nodes", type=int, required=True)
-    parser.add_argument("--node-rank", type=int, default=int(rank), help="default: as the launcher tells it")
-    parser.add_argument("--node-name", default=socket.gethostname())
-    parser.add_argument("--master-addr", required=True)
-    parser.add_argument("--master-port", type=int, required=True)
-    parser.add_argument("--timeout", type=float, default=120, help="seconds to wait for the other nodes")
-    parser.add_argument("--gpus-per-node", type=int, required=True, help="0: trains on CPUs, GPUs are not looked for")
-    parser.add_argument("--vocab-size", required=True, help="of the tokenizer, for the size of a checkpoint")
+    add = parser.add_argument
+    add("--nodes", type=int, required=True, metavar="N", help="nodes of the run (required)")
+    add("--node-rank", type=int, default=int(rank), metavar="N", help="of this node (default: the launcher's)")
+    add("--node-name", default=socket.gethostname(), metavar="NAME", help="for messages (default: the host's)")
+    add("--master-addr", required=True, metavar="HOST", help="the node of rank 0 (required)")
+    add("--master-port", type=int, required=True, metavar="PORT", help="where it listens (required)")
+    add("--timeout", type=float, default=120, metavar="SECONDS", help="wait for other nodes (default: %(default)s)")
+    add("--gpus-per-node", type=int, required=True, metavar="N", help="0: train on CPUs, check no GPUs (required)")
+    add("--vocab-size", required=True, metavar="N", help="of the tokenizer, for the size of a checkpoint (required)")
     parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument(
-        "--trainer", nargs=argparse.REMAINDER, required=True, metavar="NAME OPTIONS", help="all that follow are its own"
+        "--trainer",
+        nargs=argparse.REMAINDER,
+        required=True,
+        metavar="NAME OPTIONS",
+        help="the trainer's name and all its options; give it last (required)",
     )
     options = parser.parse_args()
     if not 0 <= options.node_rank < options.nodes:
@@ -104,8 +101,8 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def inspect(options: argparse.Namespace, trained: RunOptions) -> dict[str, Any]:
-    """What this node has: "facts", which must be the same everywhere, and "problems", which it sees by itself."""
-    found: dict[str, str] = versions()
+    """What this node has: "facts", which must be equal on all nodes, and "problems", which it sees by itself."""
+    local_facts: dict[str, str] = versions()
     problems: list[str] = []
     checks = (
         lambda: check_data(trained),
@@ -115,59 +112,59 @@ def inspect(options: argparse.Namespace, trained: RunOptions) -> dict[str, Any]:
     )
     for check in checks:
         try:
-            found |= check()
+            local_facts |= check()
         except (BFPError, OSError) as error:
             problems.append(str(error))
-    return {"facts": found, "problems": problems}
+    return {"facts": local_facts, "problems": problems}
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and the packages, and the source of this one, of which checkouts may differ."""
-    found = {"Python": platform.python_version()}
+    """Versions of Python and the packages. Checkouts of this package may differ, so its source counts as well."""
+    installed = {"Python": platform.python_version()}
     for name in PACKAGES:
         try:
-            found[name] = importlib.metadata.version(name)
+            installed[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            found[name] = "not installed"
+            installed[name] = "not installed"
     package = Path(megatron_bfp.__file__).parent
     digest = hashlib.sha256()
     for path in sorted([*package.rglob("*.py"), *Path(__file__).parents[1].rglob("*.py")]):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
-    return found | {"megatron_bfp": f"{megatron_bfp.__version__} (source {digest.hexdigest()[:12]})"}
+    return installed | {"megatron_bfp": f"{megatron_bfp.__version__} (source {digest.hexdigest()[:12]})"}
 
 
 def check_data(trained: RunOptions) -> dict[str, str]:
-    """Fingerprints of every dataset and its sequence indexes.
+    """Fingerprints of all datasets and their sequence indexes.
 
     Raises:
         BFPError: one cannot be read, or an index has not been built.
     """
-    found = {}
+    fingerprints = {}
     for prefix in blend(trained.data_path)[0]:
         dataset = IndexedDataset(prefix)
-        found[f"{prefix}.idx"] = fingerprint(dataset.idx_content)
-        found[f"{prefix}.bin"] = fingerprint(map_file(bin_path(prefix)))
+        fingerprints[f"{prefix}.idx"] = fingerprint(dataset.idx_content)
+        fingerprints[f"{prefix}.bin"] = fingerprint(map_file(bin_path(prefix)))
         if trained.data_impl == "bfp":
-            found |= check_indexes(dataset, trained)
-    return found
+            fingerprints |= check_indexes(dataset, trained)
+    return fingerprints
 
 
 def check_indexes(dataset: IndexedDataset, trained: RunOptions) -> dict[str, str]:
-    """Fingerprints of a dataset's sequence indexes, for the splits that the run reads.
+    """Checksums of a dataset's sequence indexes, for the splits that the run reads.
 
     Raises:
         BFPError: one has not been built, or is damaged or stale.
     """
-    found = {}
+    checksums = {}
     for split_name in trained.used_splits:
         name = f"{dataset.prefix}'s {split_name} index"
         if is_built_at_start(trained, dataset, split_name):
-            found[name] = "built when training starts"
+            checksums[name] = "built when training starts"
             continue
         packed_split = open_split(trained, dataset, split_name)
         if packed_split is not None:
-            found[name] = packed_split.index.checksum
-    return found
+            checksums[name] = packed_split.index.checksum
+    return checksums
 
 
 def check_tokenizer(trained: RunOptions) -> dict[str, str]:
@@ -180,7 +177,7 @@ def check_tokenizer(trained: RunOptions) -> dict[str, str]:
     if trained.tokenizer_model is None:
         return {}
     digest, path = hashlib.sha256(), Path(trained.tokenizer_model)
-    if trained.tokenizer_type in TOKENIZER_TYPES:  # of Megatron's others, only that the files are the same
+    if trained.tokenizer_type in TOKENIZER_TYPES:  # Megatron's others cannot be loaded here
         tokenizer = load_tokenizer(
             trained.tokenizer_type, trained.tokenizer_model, trained.eod_token, needs_eod=trained.needs_eod
         )
@@ -212,7 +209,7 @@ def check_checkpoints(trained: RunOptions, vocab_size: int) -> dict[str, str]:
     """Check that ``--save`` can be written and has room for a checkpoint.
 
     Raises:
-        OptionError: it cannot, or has not.
+        OptionError: it cannot, or has no room.
     """
     if trained.save is not None:
         of_a_rank = num_parameters(Model(trained, vocab_size, on_cpu=False))
@@ -221,7 +218,7 @@ def check_checkpoints(trained: RunOptions, vocab_size: int) -> dict[str, str]:
 
 
 def check_gpus(options: argparse.Namespace) -> dict[str, str]:
-    """Names of the GPUs, and what drives them.
+    """Names of the GPUs, and versions of CUDA and NCCL.
 
     Raises:
         OptionError: there are fewer than ``--gpus-per-node``.
@@ -232,7 +229,7 @@ def check_gpus(options: argparse.Namespace) -> dict[str, str]:
 
     count = torch.cuda.device_count()
     if count < options.gpus_per_node:
-        raise OptionError(f"{count} GPUs, {options.gpus_per_node} are wanted (GPUS_PER_NODE)")
+        raise OptionError(f"{count} GPUs, {options.gpus_per_node} are needed (GPUS_PER_NODE)")
     names = Counter(torch.cuda.get_device_name(device) for device in range(options.gpus_per_node))
     gpus = ", ".join(f"{number} x {name}" for name, number in sorted(names.items()))
     nccl = ".".join(map(str, torch.cuda.nccl.version()))
@@ -241,117 +238,12 @@ def check_gpus(options: argparse.Namespace) -> dict[str, str]:
 
 def fingerprint(content: Any) -> str:
     """Size and sampled sha256 of a file, as one text."""
-    found = sampled_fingerprint(content)
-    return f"{found['bytes']} bytes, {found['sampled_sha256']}"
-
-
-def report(findings: dict[str, Any], options: argparse.Namespace) -> list[str]:
-    """Send this node's findings to that of rank 0 and wait for its verdict.
-
-    Returns:
-        The problems of all nodes.
-
-    Raises:
-        PreflightError: it does not answer.
-    """
-    place = f"{options.master_addr}:{options.master_port}"
-    end, answer, reason = time.monotonic() + options.timeout, "", "it closed the connection"
-    while time.monotonic() < end and not answer:
-        try:
-            with socket.create_connection((options.master_addr, options.master_port), timeout=5) as connection:
-                connection.sendall(json.dumps({"greeting": GREETING, **findings}).encode() + b"\n")
-                connection.settimeout(max(1.0, end - time.monotonic()))
-                answer = connection.makefile(encoding="utf-8", errors="replace").readline()
-        except OSError as error:
-            reason = str(error)
-        if not answer:
-            time.sleep(0.2)  # rank 0 may start later
-    try:
-        return json.loads(answer)["problems"]
-    except (ValueError, KeyError, TypeError):
-        detail = f"what answers there is no preflight: {answer[:40]!r}" if answer else reason
-        raise PreflightError(f"node {options.node_name}: no answer from rank 0 at {place}: {detail}") from None
-
-
-def gather(findings: dict[str, Any], options: argparse.Namespace) -> list[str]:
-    """Listen on the master port, compare the findings of all nodes, and tell them.
-
-    Returns:
-        A line for each problem.
-    """
-    listener = socket.socket()
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # training binds the port again in a moment
-    try:
-        listener.bind(("", options.master_port))
-        listener.listen(options.nodes)
-    except OSError as error:
-        findings["problems"].append(
-            f"port {options.master_port} cannot be used: {error.strerror}; choose another MASTER_PORT"
-        )
-        return compare([findings])
-    with listener:
-        connections, nodes = collect(listener, findings, options)
-        nodes.sort(key=lambda node: node["rank"])
-        problems = compare(nodes)
-        if len(nodes) < options.nodes:
-            names = ", ".join(node["node"] for node in nodes)
-            problems.append(
-                f"{options.nodes - len(nodes)} of {options.nodes} nodes did not report to {options.master_addr}:"
-                f"{options.master_port} within {options.timeout:.0f} s; these did: {names}"
-            )
-        for connection in connections:
-            with contextlib.suppress(OSError):  # a node that has gone
-                connection.sendall(json.dumps({"problems": problems}).encode() + b"\n")
-        for connection in connections:
-            # The other side closes first: the port of the one that does stays busy for a minute
-            with contextlib.suppress(OSError):
-                connection.settimeout(5)
-                connection.recv(1)
-            connection.close()
-    return problems
-
-
-def collect(
-    listener: socket.socket, findings: dict[str, Any], options: argparse.Namespace
-) -> tuple[list[socket.socket], list[dict[str, Any]]]:
-    """Wait for the findings of the other nodes.
-
-    Returns:
-        Connections to them, open; the findings of all.
-    """
-    connections, nodes = [], [findings]
-    end = time.monotonic() + options.timeout
-    while len(nodes) < options.nodes and time.monotonic() < end:
-        listener.settimeout(max(0.01, end - time.monotonic()))
-        try:
-            connection, _ = listener.accept()
-            connection.settimeout(5)
-            node = json.loads(connection.makefile(encoding="utf-8").readline())
-            if node.pop("greeting") != GREETING:
-                raise ValueError
-        except (OSError, ValueError, KeyError, AttributeError):
-            continue  # a passer-by
-        connections.append(connection)
-        nodes.append(node)
-    return connections, nodes
-
-
-def compare(nodes: list[dict[str, Any]]) -> list[str]:
-    """A line for each problem that a node has by itself, and for each fact in which it differs from most."""
-    problems = [f"node {node['node']}: {problem}" for node in nodes for problem in node["problems"]]
-    for name in dict.fromkeys(name for node in nodes for name in node["facts"]):
-        values = [(node["node"], node["facts"][name]) for node in nodes if name in node["facts"]]
-        usual = Counter(value for _, value in values).most_common(1)[0][0]
-        agreeing = [node for node, value in values if value == usual]
-        others = ", ".join(agreeing[:3]) + (" and others" if len(agreeing) > 3 else "")
-        problems += [
-            f"node {node}: {name} is {value}, on {others} it is {usual}" for node, value in values if value != usual
-        ]
-    return problems
+    sampled = sampled_fingerprint(content)
+    return f"{sampled['bytes']} bytes, {sampled['sampled_sha256']}"
 
 
 def facts(findings: dict[str, Any]) -> list[tuple[str, str]]:
-    """The facts that people read: versions and GPUs, not fingerprints."""
+    """The facts for people: versions and GPUs, not fingerprints."""
     return [(name, value) for name, value in findings["facts"].items() if len(value) < 50 and value != "not installed"]
 
 

@@ -1,11 +1,11 @@
-"""A recipe as options of the example trainer, and how a global batch is dealt out to a cluster."""
+"""A recipe as options of the example trainer, read by bash as the launchers read it."""
 
 import os
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from megatron_bfp.errors import InputError, OptionError
+from megatron_bfp.errors import InputError
 
 from .options import RunOptions, run_options
 
@@ -20,17 +20,17 @@ tokenizer_type=${TOKENIZER_TYPE:-$tokenizer_type}
 source "$examples/cluster/launch/trainers/pretrain_gpt.sh"
 printf '%s\0' "$device" "$vocab_size" "${options[@]}" "$@"
 """
-"""As ``cluster/launch/common.sh`` goes from a recipe to the trainer's options, without a dataset."""
+"""From a recipe to the trainer's options, as in ``launch/common.sh``, without a dataset."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a recipe comes to in the environment of this process."""
+    """A recipe, read in the environment of this process."""
 
     device: str
     """cpu or gpu."""
     vocab_size: int
-    """Of the tokenizer that it is for."""
+    """Of the tokenizer that the recipe is made for."""
     words: tuple[str, ...]
     """The options of ``pretrain_gpt.py``."""
     options: RunOptions
@@ -63,67 +63,3 @@ def vocab_size_of(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise InputError(f"the recipe's vocab_size is {text!r}; give a whole number above 0")
     return int(text)
-
-
-@dataclass(frozen=True)
-class Layout:
-    """How a global batch is dealt out to the GPUs of a cluster."""
-
-    nodes: int
-    gpus_per_node: int
-    model_parallel: int
-    """GPUs that hold a copy of the model together."""
-    micro_batch_size: int
-    """Sequences that a GPU has at a time."""
-    global_batch_size: int
-    """Sequences of a step, the same for any number of nodes."""
-    seq_length: int
-
-    def __post_init__(self) -> None:
-        if self.nodes < 1 or self.gpus_per_node < 1:
-            raise OptionError(f"{self.nodes} nodes of {self.gpus_per_node} GPUs: give at least one of each")
-        if self.world_size % self.model_parallel:
-            raise OptionError(
-                f"{self.nodes} nodes of {self.gpus_per_node} GPUs: the model's size of {self.model_parallel} GPUs "
-                f"(tensor_parallel, times pipeline and context parallelism) does not divide {self.world_size} GPUs"
-            )
-        if self.global_batch_size % (self.micro_batch_size * self.data_parallel):
-            raise OptionError(
-                f"{self.nodes} nodes of {self.gpus_per_node} GPUs: global_batch_size={self.global_batch_size} is no "
-                f"multiple of micro_batch_size={self.micro_batch_size} times {self.data_parallel} data-parallel ranks; "
-                "take another number of nodes, or another micro_batch_size"
-            )
-
-    @classmethod
-    def of(cls, options: RunOptions, nodes: int, gpus_per_node: int) -> "Layout":
-        """The layout of a run.
-
-        Raises:
-            OptionError: the cluster cannot be divided so.
-        """
-        model_parallel = options.tensor_parallel * options.other_parallel
-        global_batch_size = options.global_batch_size
-        if global_batch_size is None:
-            global_batch_size = options.micro_batch_size * max(1, nodes * gpus_per_node // model_parallel)
-        micro_batch_size, seq_length = options.micro_batch_size, options.seq_length
-        return cls(nodes, gpus_per_node, model_parallel, micro_batch_size, global_batch_size, seq_length)
-
-    @property
-    def world_size(self) -> int:
-        """GPUs."""
-        return self.nodes * self.gpus_per_node
-
-    @property
-    def data_parallel(self) -> int:
-        """Copies of the model."""
-        return self.world_size // self.model_parallel
-
-    @property
-    def accumulation(self) -> int:
-        """Micro-batches that a GPU runs for a step."""
-        return self.global_batch_size // (self.micro_batch_size * self.data_parallel)
-
-    @property
-    def tokens_a_step(self) -> int:
-        """Tokens of a global batch."""
-        return self.global_batch_size * self.seq_length

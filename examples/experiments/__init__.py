@@ -1,1 +1,1 @@
-"""Experiments with trained models: the ablation of the paper, and two smaller ones."""
+"""Experiments with trained models: the paper's ablation, and two smaller ones that show why it comes out as it does."""

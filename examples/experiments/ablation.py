@@ -2,13 +2,13 @@
 
     python examples/ablation.py --size cpu --output ablation --jobs 2
 
-trains the same small model on the same Python files in three ways, from three seeds each: concatenation; concatenation
-with attention inside documents; best-fit packing. All see every document of the corpus once. Then it measures each on
-the same held-out files: perplexity, with one chunk of a document a sequence, and the share of completions that use
-undefined names. What is done is kept: the same command goes on with what is missing.
+It trains the same small model on the same Python files in three ways, with three seeds each: concatenation;
+concatenation with attention inside documents; best-fit packing. Each run sees every document once. Then it measures all
+models on the same held-out files: perplexity, with one chunk of a document per sequence, and the share of completions
+that use undefined names. Results are kept: rerun the same command to resume.
 
-``--size gpu`` is for one GPU and ten minutes. ``--size full`` is for the paper's 7B model of code: it prints the
-commands of ``examples/cluster/launch`` that train what is missing, and measures what is trained.
+``--size gpu`` takes ten minutes on one GPU. ``--size full`` is the paper's 7B model of code: it prints the commands of
+``examples/cluster/launch`` for the runs that are missing, and measures those that are trained.
 """
 
 import argparse
@@ -46,7 +46,7 @@ class Sampling(NamedTuple):
 
     prompts: int
     completions: int
-    """Of each prompt."""
+    """Per prompt."""
     prompt_tokens: int
     completion_tokens: int
 
@@ -56,7 +56,7 @@ class Size:
     """A size of the ablation."""
 
     options: dict[str, Any]
-    """The trainer's: model and batch."""
+    """The trainer's options for model and batch."""
     corpus: CorpusSize
     sampling: Sampling
 
@@ -88,7 +88,7 @@ FULL_SAMPLING = Sampling(prompts=1024, completions=8, prompt_tokens=512, complet
 
 
 def small_runs(folder: str, size: Size, seeds: int) -> tuple[list[TrainingRun], str]:
-    """The runs of a size that is trained here, and the prefix of the held-out documents; writes the corpus.
+    """The runs of a size that is trained here, and the prefix of the held-out documents. Writes the corpus.
 
     Raises:
         InputError: the corpus cannot be made.
@@ -103,7 +103,7 @@ def small_runs(folder: str, size: Size, seeds: int) -> tuple[list[TrainingRun], 
     for seed in range(1, seeds + 1):
         for method, (_, data) in METHODS.items():
             own = _run_folder(folder, method, seed)
-            # methods would write megatron-core's indices of concatenation under the same names at the same time
+            # without a cache of their own, methods would write megatron-core's indices to the same files
             options = {**size.options, **common, **data, "seed": seed, "data-cache-path": os.path.join(own, "cache")}
             runs.append(TrainingRun(f"{method}, seed {seed}", own, options))
     return runs, corpus.valid
@@ -114,7 +114,7 @@ def _run_folder(folder: str, method: str, seed: int) -> str:
 
 
 def full_runs(options: argparse.Namespace) -> tuple[list[TrainingRun], list[str]]:
-    """The runs of the recipes, and the command that trains each.
+    """The runs of the recipes, and the command for each.
 
     Raises:
         OptionError: an option is missing.
@@ -128,7 +128,7 @@ def full_runs(options: argparse.Namespace) -> tuple[list[TrainingRun], list[str]
             twin = "" if method == "pack" else f"_{method}"
             path = os.path.join(EXAMPLES, "cluster", "recipes", f"{FULL_RECIPE}{twin}.sh")
             folder = os.path.abspath(_run_folder(options.output, method, seed))
-            # After the recipe, as DATA_PATH has no paths with a space
+            # after the recipe, as DATA_PATH takes no paths with spaces
             words = ["--data-path", *options.data_path, "--seed", str(seed)]
             recipe = read_recipe(path, words).options
             names = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "seq_length")
@@ -145,7 +145,7 @@ def full_runs(options: argparse.Namespace) -> tuple[list[TrainingRun], list[str]
 
 
 def measure(training: TrainingRun, valid: str, sampling: Sampling) -> Result:
-    """Measure a trained model, or read what was measured before."""
+    """Measure a trained model, or read its result if it was measured before."""
     path = os.path.join(training.folder, "result.json")
     if not os.path.exists(path):
         from .sampling import sample
@@ -165,10 +165,11 @@ def measure(training: TrainingRun, valid: str, sampling: Sampling) -> Result:
 
 
 def prompts_and_continuations(valid: str, sampling: Sampling) -> tuple[np.ndarray, np.ndarray]:
-    """The beginnings of held-out documents that are long enough, and how these go on: int64 [prompts, tokens] each.
+    """The first tokens of held-out documents, and the tokens that follow them: int64 [prompts, tokens] each. Shorter
+    documents are left out.
 
     Raises:
-        InputError: there are too few.
+        InputError: no document is long enough.
     """
     dataset = IndexedDataset(valid)
     lengths = np.concatenate([*dataset.checked_lengths()])
@@ -181,26 +182,26 @@ def prompts_and_continuations(valid: str, sampling: Sampling) -> tuple[np.ndarra
 
 
 def completed_files(tokenizer: Any, prompts: np.ndarray, added: np.ndarray) -> dict[str, list]:
-    """What static analysis says of completions, which end at the first end of document, and their texts.
+    """Static analysis of completions, which end at the first EOD, and their texts.
 
     Args:
         prompts: int64 [prompts, tokens].
         added: int64 [prompts, completions, tokens].
 
     Returns:
-        Lists of prompts, each a list of completions.
+        "parses", "undefined" and "completions": for each prompt, a list with an entry per completion.
     """
     from .undefined_names import check_completion
 
-    found: dict[str, list] = {"parses": [], "undefined": [], "completions": []}
+    results: dict[str, list] = {"parses": [], "undefined": [], "completions": []}
     for prompt, completions in zip(prompts, added):
         before = tokenizer.decode(prompt.tolist())
         texts = [_text(tokenizer, completion) for completion in completions]
         checked = [check_completion(before, text) for text in texts]
-        found["parses"].append([file.parses for file in checked])
-        found["undefined"].append([file.undefined for file in checked])
-        found["completions"].append(texts)
-    return found
+        results["parses"].append([file.parses for file in checked])
+        results["undefined"].append([file.undefined for file in checked])
+        results["completions"].append(texts)
+    return results
 
 
 def _text(tokenizer: Any, completion: np.ndarray) -> str:
@@ -208,15 +209,15 @@ def _text(tokenizer: Any, completion: np.ndarray) -> str:
     return tokenizer.decode(completion[: ends[0] if len(ends) else None].tolist())
 
 
-def reference(tokenizer_options: Sequence[str], valid: str, sampling: Sampling) -> Result:
-    """The held-out documents' own continuations, analysed as the completions are: what of the undefined names is due to
-    files that are cut off. They have no losses."""
+def reference(trainer_options: Sequence[str], valid: str, sampling: Sampling) -> Result:
+    """The held-out documents' own continuations, analysed like completions: the share of undefined names that comes
+    from cutting files off. They have no losses."""
     from trainer.arguments import parse_arguments
 
     from megatron_bfp.tokenizers.registry import load_tokenizer
 
-    options = parse_arguments(tokenizer_options)
-    tokenizer = load_tokenizer(options.tokenizer_type, options.tokenizer_model, options.eod_token)
+    config = parse_arguments(trainer_options)
+    tokenizer = load_tokenizer(config.tokenizer_type, config.tokenizer_model, config.eod_token)
     prompts, continuations = prompts_and_continuations(valid, sampling)
     files = completed_files(tokenizer, prompts, continuations[:, None])
     return Result.of({"losses": [], "targets": [], **files})
@@ -238,7 +239,7 @@ def main() -> None:
             if training.is_done():
                 measure(training, valid, sampling)
         if missing:
-            print(f"{len(missing)} of {len(runs)} runs are not trained. Train them, then give this command again:")
+            print(f"{len(missing)} of {len(runs)} runs are not trained. Train them, then rerun this command:")
             print(*missing, sep="\n", flush=True)
             return
     else:
@@ -255,10 +256,10 @@ def main() -> None:
 
 
 def _check_settings(options: argparse.Namespace) -> None:
-    """Refuse a folder with runs of another size, or of what a size meant before.
+    """Refuse a folder with runs of another size, or of an older definition of this size.
 
     Raises:
-        OptionError: it is one.
+        OptionError: it has such runs.
     """
     path = os.path.join(options.output, "size.json")
     size = repr(SIZES.get(options.size, (FULL_RECIPE, FULL_SAMPLING)))
@@ -270,16 +271,28 @@ def _check_settings(options: argparse.Namespace) -> None:
 
 
 def _parse() -> argparse.Namespace:
-    parser = Parser(prog="ablation", description="Concatenation, with and without document mask, beside packing.")
-    parser.add_argument("--size", choices=(*SIZES, "full"), required=True, help="test: a minute; cpu, gpu, full")
-    parser.add_argument("--output", required=True, metavar="FOLDER", help="for corpus, models and the report")
-    parser.add_argument("--seeds", type=int, default=3, help="runs of each method (default: %(default)s)")
-    parser.add_argument("--jobs", type=int, default=1, help="trainings at a time (default: %(default)s)")
+    parser = Parser(prog="ablation", description="Compare concatenation, with and without document mask, and packing.")
+    parser.add_argument(
+        "--size",
+        choices=(*SIZES, "full"),
+        required=True,
+        help="test: a minute; cpu: over an hour; gpu: ten minutes; full: the paper's (required)",
+    )
+    parser.add_argument(
+        "--output", required=True, metavar="FOLDER", help="for corpus, models and the report (required)"
+    )
+    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="runs per method (default: %(default)s)")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="trainings at a time (default: %(default)s)")
     full = parser.add_argument_group("with --size full")
-    full.add_argument("--data-path", nargs="+", metavar="[WEIGHT] PREFIX", help="to train on")
-    full.add_argument("--valid-data", metavar="PREFIX", help="held-out Python files")
-    full.add_argument("--tokenizer-model", metavar="FILE")
-    full.add_argument("--launcher", default="sbatch --nodes 32 examples/cluster/launch/slurm.sh", metavar="COMMAND")
+    full.add_argument("--data-path", nargs="+", metavar="[WEIGHT] PREFIX", help="datasets to train on (required)")
+    full.add_argument("--valid-data", metavar="PREFIX", help="held-out Python files, as a dataset (required)")
+    full.add_argument("--tokenizer-model", metavar="FILE", help="of the datasets (required)")
+    full.add_argument(
+        "--launcher",
+        default="sbatch --nodes 32 examples/cluster/launch/slurm.sh",
+        metavar="COMMAND",
+        help="for the printed commands (default: %(default)s)",
+    )
     options = parser.parse_args()
     checked_seeds(options.seeds)
     checked_count("--jobs", options.jobs)

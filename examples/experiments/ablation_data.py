@@ -1,4 +1,4 @@
-"""The ablation's corpus: Python files of this machine, each once, a part of them held out, and a tokenizer."""
+"""The ablation's corpus: the Python files of this machine, each text once, some of them held out, and a tokenizer."""
 
 import hashlib
 import json
@@ -21,13 +21,13 @@ HELD_OUT = 0.05
 
 
 class CorpusSize(NamedTuple):
-    """What is taken of the files."""
+    """How much of the files is used."""
 
     train_bytes: int
-    """Text to train on, which a run sees once."""
+    """Text to train on; a run sees it once."""
     valid_documents: int
     longest: int
-    """Longer files are left out, bytes."""
+    """Bytes; longer files are left out."""
     vocab_size: int
 
 
@@ -41,7 +41,7 @@ class Corpus(NamedTuple):
 
 
 def make_corpus(folder: str, size: CorpusSize, seq_length: int) -> Corpus:
-    """Write the datasets and the tokenizer, unless they are there.
+    """Write the datasets and the tokenizer, unless they exist.
 
     Raises:
         InputError: there are too few files, or tokenizing failed.
@@ -71,8 +71,8 @@ def make_corpus(folder: str, size: CorpusSize, seq_length: int) -> Corpus:
 
 
 def choose(files: Iterable[tuple[str, str]], size: CorpusSize) -> tuple[list[str], list[str]]:
-    """The texts to train on and those held out. A file's name alone decides on which side it is; of files with the same
-    text one is taken.
+    """The texts to train on, and those held out. A file's name alone decides which it is. Of files with the same text,
+    one is used.
 
     Args:
         files: name and text of each.
@@ -121,7 +121,7 @@ def tokenize(prefix: str, tokenizer: str, seq_length: int) -> None:
 
 
 def describe(prefix: str, seq_length: int) -> dict[str, int]:
-    """Counts of a dataset, by what they count."""
+    """Counts of a dataset, by name."""
     dataset = IndexedDataset(prefix)
     longer = sum(int((lengths > seq_length).sum()) for lengths in dataset.checked_lengths())
     return {

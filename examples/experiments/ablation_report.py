@@ -1,4 +1,4 @@
-"""What the ablation found, as Markdown, beside the paper's numbers."""
+"""The ablation's results as Markdown, next to the paper's numbers."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -17,22 +17,22 @@ PAPER_UNDEFINED = {"concat": "5.10, 9.52", "concat_masked": "-", "pack": "2.41, 
 
 
 class Result(NamedTuple):
-    """What was measured of a model."""
+    """The measurements of a model."""
 
     losses: np.ndarray
     """Sum over the targets of each held-out document, nats, float64 [documents]."""
     targets: np.ndarray
     """float64 [documents]."""
     parses: np.ndarray
-    """Completions of which something parses, float64 [prompts]."""
+    """Completions of which at least one line parses, float64 [prompts]."""
     undefined: np.ndarray
-    """Those of them that use an undefined name, float64 [prompts]."""
+    """Those of them with an undefined name, float64 [prompts]."""
     completions: int
-    """Of all prompts."""
+    """Number of completions, over all prompts."""
 
     @classmethod
     def of(cls, content: Mapping[str, Sequence[Any]]) -> "Result":
-        """From what is written of a run."""
+        """The result in a run's ``result.json``."""
         parses = [sum(flags) for flags in content["parses"]]
         undefined = [sum(map(bool, names)) for names in content["undefined"]]
         arrays = (np.array(row, float) for row in (content["losses"], content["targets"], parses, undefined))
@@ -49,7 +49,7 @@ def mean_loss(result: Result, counts: np.ndarray) -> np.ndarray:
 
 
 def undefined_share(result: Result, counts: np.ndarray) -> np.ndarray:
-    """Percent of the completions of which something parses, float64 [samples]; NaN where none does."""
+    """Percent of the completions that parse, float64 [samples]; NaN if none does."""
     parsing = counts @ result.parses
     return 100 * (counts @ result.undefined) / np.where(parsing, parsing, np.nan)
 
@@ -58,14 +58,14 @@ Statistic = Callable[[Result, np.ndarray], np.ndarray]
 
 
 def of_all(statistic: Statistic, result: Result, items: int) -> float:
-    """A statistic of all documents or prompts, each once."""
+    """A statistic over all documents or prompts, each once."""
     return float(statistic(result, np.ones((1, items)))[0])
 
 
 def difference(
     statistic: Statistic, results: Sequence[Result], baseline: Sequence[Result], items: int
 ) -> tuple[Interval, Interval]:
-    """How far a method's statistic is above the baseline's: over the seeds, and over the documents or prompts."""
+    """How far a method's statistic is above the baseline's: intervals over the seeds, and over documents or prompts."""
     pairs = list(zip(results, baseline, strict=True))
     seeds = over_seeds([of_all(statistic, ours, items) - of_all(statistic, theirs, items) for ours, theirs in pairs])
 
@@ -76,7 +76,7 @@ def difference(
 
 
 def report(results: Mapping[str, Sequence[Result]], reference: Result) -> str:
-    """Both tables and what they say.
+    """Both tables, each with a verdict.
 
     Args:
         results: for each of ``METHODS``, its runs in the order of their seeds.
@@ -94,9 +94,9 @@ def perplexity_part(results: Mapping[str, Sequence[Result]]) -> str:
         mean = over_seeds(np.exp(losses).tolist())
         row = [name, mean.text(2), "-", "-", PAPER_PERPLEXITY[method]]
         if method != BASELINE:
-            found = difference(mean_loss, results[method], results[BASELINE], len(first.losses))
-            row[2:4] = [_as_percent(interval).text(2) for interval in found]
-            said.append(verdict(name, METHODS[BASELINE].title, "perplexity", found))
+            intervals = difference(mean_loss, results[method], results[BASELINE], len(first.losses))
+            row[2:4] = [_as_percent(interval).text(2) for interval in intervals]
+            said.append(verdict(name, METHODS[BASELINE].title, "perplexity", intervals))
         rows.append(row)
     masked_alone = difference(mean_loss, results["pack"], results["concat_masked"], len(first.losses))
     said.append(verdict(METHODS["pack"].title, METHODS["concat_masked"].title, "perplexity", masked_alone))
@@ -107,7 +107,7 @@ def perplexity_part(results: Mapping[str, Sequence[Result]]) -> str:
 
 
 def _as_percent(interval: Interval) -> Interval:
-    """A difference of losses as one of perplexities."""
+    """A difference of losses, as percent of the perplexity."""
     return Interval(*(100 * float(np.expm1(value)) for value in interval))
 
 
@@ -120,16 +120,16 @@ def undefined_part(results: Mapping[str, Sequence[Result]], reference: Result) -
         shares = [of_all(undefined_share, result, prompts) for result in results[method]]
         row = [name, f"{parsing:.1f}", over_seeds(shares).text(1), "-", "-", PAPER_UNDEFINED[method]]
         if method != BASELINE:
-            found = difference(undefined_share, results[method], results[BASELINE], prompts)
-            row[3:5] = [interval.text(1) for interval in found]
-            said.append(verdict(name, METHODS[BASELINE].title, "the share of undefined names", found))
+            intervals = difference(undefined_share, results[method], results[BASELINE], prompts)
+            row[3:5] = [interval.text(1) for interval in intervals]
+            said.append(verdict(name, METHODS[BASELINE].title, "the share of undefined names", intervals))
         rows.append(row)
     share = of_all(undefined_share, reference, prompts)
     rows.append(["the held-out files", f"{_parsing_share(reference):.1f}", f"{share:.1f}", "-", "-", "-"])
     header = ["", "parse, %", "of these with undefined names, %", "difference, points, over seeds"]
     table = format_table([*header, "difference, points, over prompts", "paper, %"], rows, markdown=True, width=None)
     completions = results[BASELINE][0].completions
-    counted = f"{prompts:,} prompts, {completions:,} completions for each seed; 95 % intervals."
+    counted = f"{prompts:,} prompts, {completions:,} completions per seed; 95 % intervals."
     return f"{table}\n\n{counted} {' '.join(said)}"
 
 

@@ -1,15 +1,15 @@
-"""Do models follow their context, if documents were cut when they learned? A probe of the paper's mechanism.
+"""Do models follow their context if documents were cut in training? A probe of the mechanism that the paper describes.
 
     python examples/context_probe.py --output probe --jobs 2
 
-Each document gives values to some names at its beginning, and uses each name once later, between words without meaning:
+Each document defines values of some names at its beginning, and uses each name once later, between meaningless words:
 
     n7=v3 n2=v5 n5=v0 n1=v3 w1 w3 n2 n2=v5 w0 w0 w2 n7 n7=v3 ...
 
-Names get other values in every document, so that what follows a name can only be known from its definition. The
-documents have 0.5 to 0.9 of the sequence length; each has a shorter one of words alone beside it, which fills the
-sequence. Concatenation cuts most of them, and uses lose their definitions; packing cuts none. Small transformers learn
-from either, one epoch, and are asked for the values in whole documents that they have not seen.
+Names have other values in every document, so what follows a name can only be known from its definition. A document has
+0.5 to 0.9 of the sequence length, and comes with a shorter one of words only, which fills the sequence. Concatenation
+cuts most documents, and uses lose their definitions; packing cuts none. Small transformers are trained for one epoch on
+either, and must predict the values in whole documents that they have not seen.
 """
 
 import argparse
@@ -35,7 +35,7 @@ from .training_runs import TrainingRun, say, train_all
 SEQ_LENGTH = 128
 BATCH = 32
 PAIRS = 8
-"""Names that a document defines and uses."""
+"""Names per document, each defined and used once."""
 NAMES, VALUES, WORDS = 16, 8, 4
 VOCABULARY = [f"n{name}" for name in range(NAMES)]
 VOCABULARY += [f"n{name}=v{value}" for name in range(NAMES) for value in range(VALUES)]
@@ -43,9 +43,9 @@ FIRST_WORD = len(VOCABULARY)
 VOCABULARY += [f"w{word}" for word in range(WORDS)]
 EOD_ID = len(VOCABULARY)
 HELD_OUT = 512
-"""Documents for the measurement."""
+"""Documents that models are measured on."""
 ROWS = 64
-"""Documents that a model is given at a time."""
+"""Documents per forward pass of the measurement."""
 POINTS = 20
 """Checkpoints at which models are measured."""
 
@@ -54,17 +54,17 @@ class Documents(NamedTuple):
     """Documents with definitions and uses."""
 
     tokens: np.ndarray
-    """int64 [documents, L]: a document, with its EOD, then words up to another EOD: the short document beside it."""
+    """int64 [documents, L]: a document with its EOD, then its short document: words and another EOD."""
     lengths: np.ndarray
     """Of the documents, int64 [documents]."""
     definitions: np.ndarray
     """Where each name is defined, int64 [documents, PAIRS]."""
     uses: np.ndarray
-    """Where each name is used, in the same order; its value follows it."""
+    """Where each name is used, int64 [documents, PAIRS] in the same order; its value follows it."""
 
 
 def make_documents(count: int, seed: int) -> Documents:
-    """Documents of 0.5 to 0.9 L, all lengths equally often."""
+    """Documents of 0.5 to 0.9 L tokens, uniformly distributed."""
     generator = np.random.default_rng(seed)
     tokens = generator.integers(FIRST_WORD, EOD_ID, (count, SEQ_LENGTH))
     lengths = generator.integers(SEQ_LENGTH // 2, SEQ_LENGTH * 9 // 10 + 1, count)
@@ -72,10 +72,10 @@ def make_documents(count: int, seed: int) -> Documents:
     names = generator.random((count, NAMES)).argsort(axis=1)[:, :PAIRS]
     defined = NAMES + VALUES * names + generator.integers(0, VALUES, (count, PAIRS))
     definitions = np.broadcast_to(np.arange(PAIRS), (count, PAIRS))
-    # a use takes two places; without the second ones, uses are PAIRS different places of the body
+    # a use takes two positions; without the second ones, uses are PAIRS different positions of the body
     bodies = lengths - 1 - 2 * PAIRS
-    places = np.where(np.arange(SEQ_LENGTH) < bodies[:, None], generator.random((count, SEQ_LENGTH)), 2.0)
-    in_order = np.sort(places.argsort(axis=1)[:, :PAIRS], axis=1) + np.arange(PAIRS) + PAIRS
+    keys = np.where(np.arange(SEQ_LENGTH) < bodies[:, None], generator.random((count, SEQ_LENGTH)), 2.0)
+    in_order = np.sort(keys.argsort(axis=1)[:, :PAIRS], axis=1) + np.arange(PAIRS) + PAIRS
     uses = generator.permuted(in_order, axis=1)
     tokens[rows[:, None], definitions] = tokens[rows[:, None], uses + 1] = defined
     tokens[rows[:, None], uses] = names
@@ -84,7 +84,7 @@ def make_documents(count: int, seed: int) -> Documents:
 
 
 def share_cut(documents: Documents, seed: int) -> float:
-    """The share of uses whose definition is in another sequence, when the documents are shuffled and concatenated."""
+    """The share of uses whose definition is in another sequence, if the documents are shuffled and concatenated."""
     generator = np.random.default_rng(seed)
     count = len(documents.lengths)
     lengths = np.stack([documents.lengths, SEQ_LENGTH - documents.lengths], axis=1).reshape(-1)
@@ -96,7 +96,7 @@ def share_cut(documents: Documents, seed: int) -> float:
 
 
 def probe_runs(folder: str, steps: int, seeds: int) -> list[TrainingRun]:
-    """The runs, in the order of seeds and then of methods; writes their data."""
+    """The runs, ordered by seed and then by method. Writes their data."""
     os.makedirs(folder, exist_ok=True)
     prefix, tokenizer = os.path.join(folder, "data"), os.path.join(folder, "tokenizer.json")
     if not os.path.exists(tokenizer):
@@ -120,19 +120,19 @@ def probe_runs(folder: str, steps: int, seeds: int) -> list[TrainingRun]:
 
 
 class Result(NamedTuple):
-    """What was measured of a run: for each checkpoint's iteration and each document, float64 [documents]."""
+    """The measurements of a run: for each checkpoint's iteration, float64 [documents]."""
 
     right: dict[int, np.ndarray]
-    """Percent of the values that are the likeliest token."""
+    """Percent of a document's values that are the most likely token."""
     probability: dict[int, np.ndarray]
-    """Mean probability of the values, percent: how many would be right if they were sampled."""
+    """Mean probability of a document's values, percent: the share that sampling would get right."""
 
 
 MEASURES = {"right": "share of values predicted right", "probability": "probability of the values"}
 
 
 def measure(training: TrainingRun) -> Result:
-    """Measure a run's checkpoints, or read what was measured before."""
+    """Measure a run's checkpoints, or read the result if they were measured before."""
     path = os.path.join(training.folder, "result.json")
     if not os.path.exists(path):
         documents = make_documents(HELD_OUT, seed=2)
@@ -148,16 +148,17 @@ def measure(training: TrainingRun) -> Result:
 
 
 def measured_iterations(training: TrainingRun) -> list[int]:
-    """The iterations that leave a checkpoint."""
+    """The iterations that have a checkpoint."""
     steps, interval = training.options["train-iters"], training.options["save-interval"]
     return sorted({*range(interval, steps, interval), steps})
 
 
 def predicted_values(training: TrainingRun, iteration: int, documents: Documents) -> tuple[np.ndarray, np.ndarray]:
-    """What a checkpoint's model says of the token after each use of a name.
+    """What a checkpoint's model predicts after each use of a name.
 
     Returns:
-        Whether the likeliest one is the value, bool [documents, PAIRS]; the value's probability, float64 of this shape.
+        Whether the most likely token is the value, bool [documents, PAIRS]; the value's probability, float64 of the
+        same shape.
     """
     import torch
 
@@ -167,15 +168,15 @@ def predicted_values(training: TrainingRun, iteration: int, documents: Documents
     is_right, probability = [], []
     for rows in np.array_split(np.arange(len(documents.lengths)), -(-len(documents.lengths) // ROWS)):
         logits = trained.logits(torch.from_numpy(documents.tokens[rows]), documents.lengths[rows].tolist())
-        found = np.take_along_axis(logits.double().softmax(-1).cpu().numpy(), documents.uses[rows][..., None], 1)
+        predicted = np.take_along_axis(logits.double().softmax(-1).cpu().numpy(), documents.uses[rows][..., None], 1)
         values = np.take_along_axis(documents.tokens[rows], documents.uses[rows] + 1, 1)
-        is_right.append(found.argmax(-1) == values)
-        probability.append(np.take_along_axis(found, values[..., None], 2)[..., 0])
+        is_right.append(predicted.argmax(-1) == values)
+        probability.append(np.take_along_axis(predicted, values[..., None], 2)[..., 0])
     return np.concatenate(is_right), np.concatenate(probability)
 
 
 def report(results: Mapping[str, Sequence[Result]]) -> str:
-    """A table for each measure, and what it says.
+    """A table for each measure, with a verdict.
 
     Args:
         results: for each of ``METHODS``, its runs in the order of their seeds.
@@ -186,7 +187,7 @@ def report(results: Mapping[str, Sequence[Result]]) -> str:
 
 
 def _part(results: Mapping[str, Sequence[Result]], measured: str, title: str) -> str:
-    """The table of one measure, at a tenth, a fifth, a half and all of the training."""
+    """The table of one measure, after a tenth, a fifth, a half and all of the training."""
     of_method = {method: [getattr(result, measured) for result in runs] for method, runs in results.items()}
     iterations = sorted(of_method[BASELINE][0])
     shown = sorted({iterations[max(0, len(iterations) * part // 20 - 1)] for part in (2, 4, 10, 20)})
@@ -199,16 +200,16 @@ def _part(results: Mapping[str, Sequence[Result]], measured: str, title: str) ->
             continue
         pairs = [ours[shown[-1]] - theirs[shown[-1]] for ours, theirs in zip(of_method[method], of_method[BASELINE])]
         seeds, mean = over_seeds([float(pair.mean()) for pair in pairs]), np.mean(pairs, axis=0)
-        found = (seeds, over_items(lambda counts: counts @ mean / len(mean), len(mean), seeds.mean))
-        rows.append([*row, *(interval.text(1) for interval in found)])
-        said.append(verdict(name, METHODS[BASELINE].title, f"the {title} at the end", found))
+        intervals = (seeds, over_items(lambda counts: counts @ mean / len(mean), len(mean), seeds.mean))
+        rows.append([*row, *(interval.text(1) for interval in intervals)])
+        said.append(verdict(name, METHODS[BASELINE].title, f"the {title} at the end", intervals))
     header = [f"{title}, %", *(f"{iteration:,} steps" for iteration in shown)]
     header += ["difference at the end, points, over seeds", "over documents"]
     return f"{format_table(header, rows, markdown=True, width=None)}\n\n{' '.join(said)}"
 
 
 def draw(path: str, results: Mapping[str, Sequence[Result]]) -> None:
-    """Both measures over the training: a line for each run."""
+    """Draw both measures over the training, a line per run."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 4), layout="constrained")
@@ -246,11 +247,13 @@ def main() -> None:
 
 
 def _parse() -> argparse.Namespace:
-    parser = Parser(prog="context_probe", description="Following the context, after training with and without cuts.")
-    parser.add_argument("--output", required=True, metavar="FOLDER", help="for data, models, table and figure")
-    parser.add_argument("--steps", type=int, default=1000, help="of training (default: %(default)s)")
-    parser.add_argument("--seeds", type=int, default=3, help="runs of each method (default: %(default)s)")
-    parser.add_argument("--jobs", type=int, default=1, help="trainings at a time (default: %(default)s)")
+    parser = Parser(prog="context_probe", description="Do models follow their context, with and without cut documents?")
+    parser.add_argument(
+        "--output", required=True, metavar="FOLDER", help="for data, models, table and figure (required)"
+    )
+    parser.add_argument("--steps", type=int, default=1000, metavar="N", help="of training (default: %(default)s)")
+    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="runs per method (default: %(default)s)")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="trainings at a time (default: %(default)s)")
     options = parser.parse_args()
     checked_count("--steps", options.steps)
     checked_count("--jobs", options.jobs)

@@ -1,14 +1,14 @@
-"""The ways to make sequences of documents that the examples compare, as the paper's appendix C.3 does."""
+"""The ways to make sequences from documents that the experiments compare, as in the paper's appendix C.3."""
 
 from typing import Any, NamedTuple
 
 
 class Method(NamedTuple):
-    """One way."""
+    """One way to make sequences."""
 
     title: str
     options: dict[str, Any]
-    """Of the trainer."""
+    """The trainer's options for it."""
 
 
 METHODS = {

@@ -1,4 +1,4 @@
-"""How sure a result is: intervals of 95 % over a few training runs, and over many documents or prompts."""
+"""Confidence intervals of 95 %: over a few training runs, and over many documents or prompts."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -15,14 +15,14 @@ RESAMPLES = 2000
 
 
 class Interval(NamedTuple):
-    """A mean and its interval of 95 %."""
+    """A mean and its 95 % interval."""
 
     mean: float
     low: float
     high: float
 
     def contains(self, value: float) -> bool:
-        """Whether a value is inside, so that the result does not differ from it."""
+        """Whether a value is inside: the mean does not differ from it significantly."""
         return self.low <= value <= self.high
 
     def text(self, digits: int) -> str:
@@ -34,7 +34,7 @@ def checked_seeds(seeds: int) -> int:
     """``--seeds``.
 
     Raises:
-        OptionError: an interval cannot be calculated for so many.
+        OptionError: there are no intervals for this number of seeds.
     """
     if not 2 <= seeds <= MOST_SEEDS:
         raise OptionError(f"--seeds {seeds}: an interval needs 2 to {MOST_SEEDS}")
@@ -42,14 +42,14 @@ def checked_seeds(seeds: int) -> int:
 
 
 def over_seeds(values: Sequence[float]) -> Interval:
-    """The mean of a few runs and its t interval. For a comparison, give the differences of runs with the same seed."""
+    """The mean of a few runs and its t interval. To compare methods, give differences of runs with the same seed."""
     mean = float(np.mean(values))
     half = STUDENT_T[len(values) - 2] * float(np.std(values, ddof=1)) / math.sqrt(len(values))
     return Interval(mean, mean - half, mean + half)
 
 
 def over_items(statistic: Callable[[np.ndarray], np.ndarray], items: int, value: float) -> Interval:
-    """A bootstrap interval over the documents or prompts that models were tried on; the models stay the same.
+    """A bootstrap interval over the documents or prompts of the measurement; the models stay the same.
 
     Args:
         statistic: of resampled items, given how often each is in a sample, int64 [resamples, items]; returns
@@ -63,8 +63,8 @@ def over_items(statistic: Callable[[np.ndarray], np.ndarray], items: int, value:
     return Interval(value, float(low), float(high))
 
 
-def verdict(name: str, baseline: str, what: str, found: Sequence[Interval]) -> str:
-    """One sentence: a difference is one if no interval of it holds 0."""
-    if any(not np.isfinite(interval).all() or interval.contains(0.0) for interval in found):
+def verdict(name: str, baseline: str, what: str, intervals: Sequence[Interval]) -> str:
+    """One sentence. A difference counts if none of its intervals contains 0."""
+    if any(not np.isfinite(interval).all() or interval.contains(0.0) for interval in intervals):
         return f"Between {name} and {baseline}, no difference in {what} shows at this size."
-    return f"With {name}, {what} is {'lower' if found[0].mean < 0 else 'higher'} than with {baseline}."
+    return f"With {name}, {what} is {'lower' if intervals[0].mean < 0 else 'higher'} than with {baseline}."

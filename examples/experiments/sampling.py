@@ -1,4 +1,4 @@
-"""Texts sampled from a model: the layers remember keys and values, so that each new token costs one position."""
+"""Sample texts from a model. The layers cache keys and values, so each new token costs one position."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,12 +15,12 @@ from megatron_bfp.progress import Progress, without_progress
 from .trained_model import TrainedModel
 
 ROWS = 64
-"""Texts that are continued at once."""
+"""Prompts that are continued at once."""
 
 
-class RememberingAttention:
-    """Takes the place of an attention layer's kernel while texts are continued. It is called first with the prompts,
-    for which the kernel runs, and then with one new token of each text, which attends to all before it."""
+class CachingAttention:
+    """Replaces an attention layer's kernel during sampling. The first call has the prompts, on which the kernel runs.
+    Each later call has one new token per row, which attends to all tokens before it."""
 
     def __init__(self, attend: Any, rows: int) -> None:
         self._attend, self._rows = attend, rows
@@ -30,39 +30,39 @@ class RememberingAttention:
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, segments: Any, softmax_scale: float, dropout: float
     ) -> Tensor:
-        """As ``attention_kernels`` describes a kernel."""
+        """As a kernel of ``megatron_bfp.attention.kernels``."""
         keys, values = (tensor.unflatten(0, (self._rows, -1)).transpose(1, 2) for tensor in (key, value))
         if self._keys is None:
             self._keys, self._values = keys, values  # [rows, groups, s, head size]
             return self._attend(query, key, value, segments, softmax_scale, dropout)
         self._keys, self._values = torch.cat([self._keys, keys], 2), torch.cat([self._values, values], 2)
         queries = query.unflatten(0, (self._rows, -1)).transpose(1, 2)
-        found = scaled_dot_product_attention(
+        result = scaled_dot_product_attention(
             queries, self._keys, self._values, scale=softmax_scale, enable_gqa=query.shape[1] != key.shape[1]
         )
-        return found.transpose(1, 2).flatten(0, 1)
+        return result.transpose(1, 2).flatten(0, 1)
 
 
 @contextmanager
-def _remembering(model: Any, rows: int) -> Iterator[dict[str, int]]:
-    """Let a model's layers remember what they have seen.
+def _caching(model: Any, rows: int) -> Iterator[dict[str, int]]:
+    """Let a model's layers cache keys and values.
 
     Yields:
-        A dictionary whose "position" must be that of the first token of the next call, from 0 on.
+        A dictionary whose "position" must be set to that of the next call's first token. It starts at 0.
     """
     layers = [module for module in model.modules() if isinstance(module, DocumentAttention)]
     kernels = [layer.attend for layer in layers]
-    place = {"position": 0}
+    start = {"position": 0}
 
     def from_position(rotary: Any, arguments: tuple, angles: Tensor) -> Tensor:
-        """The model asks for angles from position 0 on."""
-        return rotary.get_emb(len(angles), place["position"])
+        """The model asks for angles that start at position 0."""
+        return rotary.get_emb(len(angles), start["position"])
 
     hook = model.rotary_pos_emb.register_forward_hook(from_position)
     for layer in layers:
-        layer.attend = RememberingAttention(layer.attend, rows)
+        layer.attend = CachingAttention(layer.attend, rows)
     try:
-        yield place
+        yield start
     finally:
         hook.remove()
         for layer, kernel in zip(layers, kernels):
@@ -77,11 +77,11 @@ def sample(
     seed: int,
     progress: Progress = without_progress,
 ) -> np.ndarray:
-    """Continue prompts. Two models are given the same random numbers: they differ where their predictions do.
+    """Continue prompts. All models get the same random numbers, so they differ only where their predictions do.
 
     Args:
         prompts: int64 [prompts, s].
-        count: of tokens to add to each, also after an end of document.
+        count: tokens to add to each prompt, even after an EOD.
 
     Returns:
         The tokens added, int64 [prompts, count].
@@ -99,17 +99,17 @@ def _sample_rows(trained: TrainedModel, prompts: np.ndarray, uniform: np.ndarray
     rows, count = uniform.shape
     tokens = torch.from_numpy(prompts)
     added = []
-    with _remembering(trained.model, rows) as place:
+    with _caching(trained.model, rows) as start:
         for step in range(count):
             logits = trained.logits(tokens, [tokens.shape[1]] * rows)[:, -1]
-            place["position"] += tokens.shape[1]
+            start["position"] += tokens.shape[1]
             tokens = _draw(logits, uniform[:, step], temperature)[:, None]
             added.append(tokens)
     return torch.cat(added, 1).numpy()
 
 
 def _draw(logits: Tensor, uniform: np.ndarray, temperature: float) -> Tensor:
-    """A token for each row, int64 [rows]: where the cumulative distribution passes the random number."""
+    """A token per row, int64 [rows]: the first whose cumulative probability exceeds the random number."""
     cumulative = (logits.double() / temperature).softmax(-1).cumsum(-1).cpu()
     tokens = torch.searchsorted(cumulative, torch.from_numpy(np.ascontiguousarray(uniform))[:, None])[:, 0]
     return tokens.clamp(max=logits.shape[-1] - 1)

@@ -1,4 +1,4 @@
-"""Datasets whose documents are calculated, and tokenizers for them."""
+"""Datasets of computed documents, and tokenizers for them."""
 
 import json
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ def write_documents(prefix: str, tokens: np.ndarray, lengths: np.ndarray) -> Non
     """Write a dataset.
 
     Args:
-        tokens: of all documents, one after another.
+        tokens: of all documents, concatenated.
         lengths: int64 [documents].
     """
     with IndexedDatasetWriter(prefix, np.uint16) as writer:
@@ -24,7 +24,7 @@ def write_documents(prefix: str, tokens: np.ndarray, lengths: np.ndarray) -> Non
 
 
 def write_tokenizer(path: str, words: Sequence[str]) -> None:
-    """Write a ``tokenizer.json`` that gives each word its place as id, and the next one to the EOD."""
+    """Write a ``tokenizer.json`` in which a word's id is its position in ``words``, and EOD has the next id."""
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     tokenizer = {
         "version": "1.0",

@@ -1,6 +1,6 @@
-"""A model of the example trainer, loaded from a checkpoint to be looked at: its loss on each document of a dataset."""
+"""A model of the example trainer, loaded from a checkpoint: its logits, and its loss on each document of a dataset."""
 
-import argparse
+import dataclasses
 import os
 from collections.abc import Sequence
 from pickle import UnpicklingError
@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor, distributed
 from trainer.arguments import parse_arguments
-from trainer.checkpoints import reading
+from trainer.checkpoints.folder import reading
+from trainer.config import TrainerConfig
 from trainer.data import EvaluationSampler, build_valid_dataset, micro_batches
 from trainer.engine import initialize_distributed
 from trainer.evaluation import token_losses
@@ -26,20 +27,19 @@ from .training_runs import free_port
 
 
 class TrainedModel(NamedTuple):
-    """A GPTModel in evaluation, with what it was trained with."""
+    """A GPTModel in evaluation mode, with its configuration and tokenizer."""
 
     model: Any
-    options: argparse.Namespace
-    """The trainer's."""
+    config: TrainerConfig
     tokenizer: Tokenizer
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """The model's device."""
         return next(self.model.parameters()).device
 
     def logits(self, tokens: Tensor, lengths: Sequence[int]) -> Tensor:
-        """Logits of the next token for documents that are alone in their rows.
+        """Logits of the next token, for one document per row.
 
         Args:
             tokens: int64 [b, s], each row a document and padding after it.
@@ -56,60 +56,65 @@ class TrainedModel(NamedTuple):
         positions = torch.arange(seq_length, device=self.device).expand_as(tokens)
         boundaries = document_boundaries(cu_seqlens, self.device)
         with torch.no_grad():
-            found = self.model(tokens, positions, None, packed_seq_params=boundaries)
-        return found[..., : self.tokenizer.vocab_size]
+            logits = self.model(tokens, positions, None, packed_seq_params=boundaries)
+        return logits[..., : self.tokenizer.vocab_size]
 
 
 def load_model(trainer_options: Sequence[str], checkpoint: str) -> TrainedModel:
-    """Load the weights of a checkpoint, without the optimizer. The process becomes the only rank of a world.
+    """Load the weights of a checkpoint, without the optimizer. This process becomes the only rank of its world.
 
     Args:
-        trainer_options: of ``pretrain_gpt.py``, which trained it.
+        trainer_options: those that ``pretrain_gpt.py`` trained it with.
         checkpoint: the folder of one iteration.
 
     Raises:
-        OptionError: the options cannot be honoured.
-        InputError: the checkpoint is of a model cut into parts, or of another one.
+        OptionError: the options cannot be used.
+        InputError: the checkpoint has a model of other options, or only parts of one (ZeRO 3, tensor parallelism).
     """
-    options = parse_arguments(trainer_options)
-    tokenizer = load_tokenizer(options.tokenizer_type, options.tokenizer_model, options.eod_token)
+    config = parse_arguments(trainer_options)
+    tokenizer = load_tokenizer(config.tokenizer_type, config.tokenizer_model, config.eod_token)
     if not distributed.is_initialized():
         os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
         os.environ["MASTER_PORT"] = str(free_port())
-        initialize_distributed(options)
+        initialize_distributed(config)
     on_gpu = torch.cuda.is_available()
-    model = build_model(options, tokenizer.vocab_size)
-    model = model.to("cuda" if on_gpu else "cpu", torch.bfloat16 if options.bf16 else torch.float32)
+    model = build_model(config, tokenizer.vocab_size)
+    model = model.to("cuda" if on_gpu else "cpu", torch.bfloat16 if config.bf16 else torch.float32)
     path = os.path.join(checkpoint, "mp_rank_00_model_states.pt")
     try:
         with reading(checkpoint):
             model.load_state_dict(torch.load(path, map_location="cpu", weights_only=True)["module"])
     except (OSError, KeyError, RuntimeError, UnpicklingError) as error:
-        # ZeRO 3 and tensor parallelism leave parts in it, or nothing
         raise InputError(f"{path}: does not hold the whole model of these options: {error}") from None
-    return TrainedModel(model.eval(), options, tokenizer)
+    return TrainedModel(model.eval(), config, tokenizer)
 
 
 def document_losses(trained: TrainedModel, prefix: str) -> tuple[np.ndarray, np.ndarray]:
-    """The loss on each document of a dataset, cut into chunks of the sequence length, each seen alone: that is what
-    packed sequences give, where attention keeps to the chunk.
+    """The loss on each document of a dataset, cut into chunks of the sequence length that are seen alone. Packed
+    sequences give just that, as attention stays inside a chunk.
 
     Returns:
         Sum of the losses of each document's targets, nats, float64 [documents]; targets, int64 [documents].
     """
-    changes = {"data_path": [prefix], "split": "0,1", "data_impl": "bfp", "dataloader_inter_document_masking": False}
-    changes |= {"eod_mask_loss": False, "data_cache_path": None}
-    options = argparse.Namespace(**{**vars(trained.options), **changes})
-    dataset = build_valid_dataset(options, trained.tokenizer).datasets[0]
+    config = dataclasses.replace(
+        trained.config,
+        data_path=(prefix,),
+        split="0,1",
+        data_impl="bfp",
+        dataloader_inter_document_masking=False,
+        eod_mask_loss=False,
+        data_cache_path=None,
+    )
+    dataset = build_valid_dataset(config, trained.tokenizer).datasets[0]
     num_documents = IndexedDataset(prefix).num_documents
     losses, targets = np.zeros(num_documents), np.zeros(num_documents, dtype=np.int64)
-    sampler = EvaluationSampler(len(dataset), options.micro_batch_size, 0, 1)
+    sampler = EvaluationSampler(len(dataset), config.micro_batch_size, 0, 1)
     for samples, batch in zip(sampler, micro_batches(dataset, sampler, 0, trained.device)):
         with torch.no_grad():
             boundaries = document_boundaries(batch["cu_seqlens"], trained.device)
-            found = token_losses(trained.model, batch, boundaries).double().cpu().numpy()
+            by_position = token_losses(trained.model, batch, boundaries).double().cpu().numpy()
         has_target = batch["loss_mask"].cpu().numpy() > 0
-        for sample, row, mask in zip(samples, found, has_target):
+        for sample, row, mask in zip(samples, by_position, has_target):
             if sample is not None:
                 chunks = dataset.sequence_index.chunk_spans(dataset.sequence_of(sample))
                 documents = [chunk.document for chunk in chunks]

@@ -1,4 +1,4 @@
-"""Runs of the example trainer that an example compares: a process for each, which goes on where a kill has left it."""
+"""Runs of the example trainer that an experiment compares, each a process of its own. A rerun resumes them."""
 
 import fcntl
 import os
@@ -23,10 +23,10 @@ class TrainingRun:
     """A model to be trained by ``pretrain_gpt.py`` on one rank. Its folder gets the trainer's log and checkpoints."""
 
     name: str
-    """For people."""
+    """For messages."""
     folder: str
     options: Mapping[str, Any]
-    """Of the trainer, without dashes; True for one that takes no value."""
+    """The trainer's, without dashes; True for a flag."""
 
     def trainer_options(self) -> list[str]:
         """The trainer's command line, which also resumes."""
@@ -37,12 +37,12 @@ class TrainingRun:
         ]
 
     def checkpoint(self, iteration: int | None = None) -> str:
-        """The folder of a checkpoint: of the last one, or of that after ``iteration`` steps."""
+        """The folder of the last checkpoint, or of that after ``iteration`` steps."""
         iteration = self.options["train-iters"] if iteration is None else iteration
         return os.path.join(self.folder, "checkpoints", f"iter_{iteration:07d}")
 
     def is_done(self) -> bool:
-        """Whether the last checkpoint is there and complete."""
+        """Whether the last checkpoint is complete."""
         return os.path.isfile(os.path.join(self.checkpoint(), "complete.json"))
 
 
@@ -51,13 +51,13 @@ def _pair(name: str, value: Any) -> list[str]:
 
 
 def train_all(runs: Sequence[TrainingRun], jobs: int) -> Iterator[TrainingRun]:
-    """Train what is not trained yet, so many at a time.
+    """Train the runs that are not trained yet, ``jobs`` at a time.
 
     Yields:
         Each run when it is done.
 
     Raises:
-        InputError: a trainer failed. Those that run with it come to their end, no others are started.
+        InputError: a trainer failed. Runs that have started go on to their end, no others are started.
     """
     pool, failed = ThreadPoolExecutor(jobs), threading.Event()
 
@@ -80,10 +80,10 @@ def train_all(runs: Sequence[TrainingRun], jobs: int) -> Iterator[TrainingRun]:
 
 
 def train(run: TrainingRun, jobs: int = 1) -> None:
-    """Train a model to its end, unless that was done before.
+    """Train a model to its end, unless it is done.
 
     Args:
-        jobs: trainings that share the machine's CPUs, if ``OMP_NUM_THREADS`` does not say otherwise.
+        jobs: trainings at a time. They share the CPUs, unless ``OMP_NUM_THREADS`` is set.
 
     Raises:
         InputError: the trainer failed.
@@ -91,7 +91,7 @@ def train(run: TrainingRun, jobs: int = 1) -> None:
     os.makedirs(run.folder, exist_ok=True)
     lock = os.open(run.folder, os.O_RDONLY)
     try:
-        # the trainer keeps the lock if we are killed, so that the next of us waits for it and starts no second one
+        # if this process is killed, the trainer keeps the lock: a rerun waits for it and starts no second trainer
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not run.is_done():
             _run_trainer(run, jobs, lock)
@@ -143,7 +143,7 @@ def say(line: str) -> None:
 
 
 def free_port() -> int:
-    """A port that nothing listens to."""
+    """A free port."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]

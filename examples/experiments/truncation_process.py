@@ -1,15 +1,15 @@
-"""What truncation costs, on a process simple enough to calculate: formula, figure, and models trained to check it.
+"""What truncation costs on a process that is simple enough to calculate: formula, figure, and models to check it.
 
     python examples/truncation_process.py --output truncation                          # table and figure, in a second
     python examples/truncation_process.py --output truncation --train --probabilities 0.6 0.75 0.9
 
 The process (paper, section 2.1): X_0 is 0 or 1, and each later X_n is X_0 with probability p, else 1 - X_0. Model A
-learns from whole sequences. Model B learns from sequences without X_0, cut off by a truncation; given x_0, x_1, ... it
-takes them for X_1, X_2, ... and guesses what came before. Both know all that can be learned from their data, and B is
-still worse.
+learns from whole sequences. Model B learns from sequences that truncation left without X_0: given x_0, x_1, ... it
+takes them for X_1, X_2, ... and guesses the token before them. Both know all that can be learned from their data, yet B
+is worse.
 
-With ``--train``, small transformers learn both from packed documents, by the example trainer, and their losses at some
-positions are compared with the formula's.
+With ``--train``, the example trainer trains a small transformer on each kind of data, packed, and their losses at some
+positions are compared with the formula.
 """
 
 import math
@@ -29,17 +29,17 @@ from .synthetic_data import EOD, write_documents, write_tokenizer
 from .training_runs import TrainingRun, train
 
 POSITIONS = (1, 2, 4, 8, 16, 32)
-"""m for the tables."""
+"""Values of m in the tables."""
 SEQUENCE = 33
 """Tokens of a training document of model A, X_0 to X_32."""
-DOCUMENTS_A_SEQUENCE = 16
+DOCUMENTS_PER_SEQUENCE = 16
 EVALUATED = 16_384
-"""Sequences on which a trained model's loss is measured."""
+"""Sequences on which a trained model is measured."""
 LINES = ("-", "--", "-.", ":")
 
 
 def loss_a(p: float) -> float:
-    """Expected loss of model A, nats: the entropy of a token given the first, whatever its position."""
+    """Expected loss of model A, nats: the entropy of a token given the first one, the same at all positions."""
     return -p * math.log(p) - (1 - p) * math.log(1 - p)
 
 
@@ -68,7 +68,7 @@ def sequences(p: float, count: int, length: int, seed: int) -> np.ndarray:
 
 
 def draw(path: str, probabilities: Sequence[float], measured: dict[tuple[float, int], float]) -> None:
-    """The paper's figure: relative increase of the loss from A to B over the position, for each p.
+    """Draw the paper's figure: the relative increase of the loss from A to B by position, for each p.
 
     Args:
         measured: for (p, m), the increase of trained models, in percent.
@@ -114,9 +114,9 @@ def write_data(folder: str, p: float, model: str, count: int) -> None:
 
 
 def training_run(folder: str, p: float, model: str, steps: int) -> TrainingRun:
-    """A transformer of two layers, a step of 128 documents."""
+    """A transformer of two layers; a step has 128 documents."""
     options = {"num-layers": 2, "hidden-size": 32, "ffn-hidden-size": 96, "num-attention-heads": 4}
-    options |= {"make-vocab-size-divisible-by": 3, "seq-length": SEQUENCE * DOCUMENTS_A_SEQUENCE}
+    options |= {"make-vocab-size-divisible-by": 3, "seq-length": SEQUENCE * DOCUMENTS_PER_SEQUENCE}
     options |= {"micro-batch-size": 8, "train-iters": steps, "lr": 5e-3, "lr-warmup-iters": steps // 20}
     options |= {"weight-decay": 0, "num-workers": 0, "split": 1, "log-interval": 100, "loss-spike-factor": 0}
     options |= {"data-path": os.path.join(folder, f"data_{model}"), "eod-token": EOD, "zero-stage": 0}
@@ -125,8 +125,8 @@ def training_run(folder: str, p: float, model: str, steps: int) -> TrainingRun:
 
 
 def trained_losses(run: TrainingRun, p: float) -> dict[int, float]:
-    """A trained model's expected loss at each of ``POSITIONS``, nats: given the tokens before, the cross entropy with
-    the true distribution of the next one, so that the only noise is that of the sequences."""
+    """A trained model's expected loss at each of ``POSITIONS``, nats. It is the cross entropy with the true
+    distribution of the next token, so the only noise is that of the sampled sequences."""
     import torch
 
     from .trained_model import load_model
@@ -143,11 +143,11 @@ def trained_losses(run: TrainingRun, p: float) -> dict[int, float]:
 
 
 def compare(folder: str, probabilities: Sequence[float], steps: int) -> tuple[list[list[Any]], dict]:
-    """Train both models for each p.
+    """Train both models for each p, and compare them with the formula.
 
     Returns:
-        Rows of p, m, and for each model the formula's loss, the trained one's and the difference in percent; and the
-        trained models' increases for the figure.
+        Rows of p, m, and for each model the formula's loss, the trained model's and the difference in percent; the
+        trained models' increases, for the figure.
     """
     rows, increases = [], {}
     for p in probabilities:
@@ -155,32 +155,41 @@ def compare(folder: str, probabilities: Sequence[float], steps: int) -> tuple[li
         for model in "AB":
             run = training_run(os.path.join(folder, f"p{p:g}_steps{steps}"), p, model, steps)
             if not run.is_done():
-                write_data(os.path.dirname(run.folder), p, model, count=8 * DOCUMENTS_A_SEQUENCE * steps)
+                write_data(os.path.dirname(run.folder), p, model, count=8 * DOCUMENTS_PER_SEQUENCE * steps)
                 train(run)
             trained[model] = trained_losses(run, p)
         for m in POSITIONS:
             row: list[Any] = [f"{p:g}", m]
             for model, formula in (("A", loss_a(p)), ("B", loss_b(p, m))):
-                found = trained[model][m]
-                row += [f"{formula:.4f}", f"{found:.4f}", f"{100 * (found / formula - 1):+.2f}"]
+                loss = trained[model][m]
+                row += [f"{formula:.4f}", f"{loss:.4f}", f"{100 * (loss / formula - 1):+.2f}"]
             rows.append(row)
             increases[p, m] = 100 * (trained["B"][m] / trained["A"][m] - 1)
     return rows, increases
 
 
 def main() -> None:
-    """Calculate, train if asked to, print, draw.
+    """Calculate, train if asked, print, draw.
 
     Raises:
         BFPError: bad options, or the trainer failed.
     """
     parser = Parser(prog="truncation_process", description="What truncation costs on a simple process.")
-    parser.add_argument("--output", required=True, metavar="FOLDER", help="for the figure, tables and models")
-    parser.add_argument("--probabilities", nargs="+", type=float, default=[0.6, 0.75, 0.9], metavar="P")
     parser.add_argument(
-        "--train", action="store_true", help="train models, and compare their losses with the formula's"
+        "--output", required=True, metavar="FOLDER", help="for the figure, tables and models (required)"
     )
-    parser.add_argument("--steps", type=int, default=2000, help="of training (default: %(default)s)")
+    parser.add_argument(
+        "--probabilities",
+        nargs="+",
+        type=float,
+        default=[0.6, 0.75, 0.9],
+        metavar="P",
+        help="of the process (default: 0.6 0.75 0.9)",
+    )
+    parser.add_argument(
+        "--train", action="store_true", help="train models and compare their losses with the formula's (default: off)"
+    )
+    parser.add_argument("--steps", type=int, default=2000, metavar="N", help="of training (default: %(default)s)")
     options = parser.parse_args()
     checked_count("--steps", options.steps)
     for p in options.probabilities:

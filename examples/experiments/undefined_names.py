@@ -1,7 +1,7 @@
-"""Names that a completed Python file uses without having them, by static analysis with pyflakes, as the paper did.
+"""Undefined names in a completed Python file, by static analysis with pyflakes, as in the paper.
 
-A completion ends somewhere, and a small model writes much that is no Python. So a file is first cut back to the longest
-part that parses, by whole lines. What counts are names used in the completion, not those in the prompt.
+A completion may end anywhere, and small models write much that is not Python. So the file is first cut back, by whole
+lines, to the longest part that parses. Only names used in the completion count, not those in the prompt.
 """
 
 import ast
@@ -12,16 +12,16 @@ from pyflakes import checker, messages
 
 
 class CompletedFile(NamedTuple):
-    """What is known of a prompt and its completion."""
+    """The analysis of a prompt and its completion."""
 
     parses: bool
-    """Whether it does with at least one line that the completion has added to or written."""
+    """Whether the file parses with at least one line of the completion."""
     undefined: tuple[str, ...]
-    """Names used in that part of the completion that nothing defines."""
+    """Names used in that part of the completion, but defined nowhere."""
 
 
 def check_completion(prompt: str, completion: str) -> CompletedFile:
-    """Look for undefined names in a completion."""
+    """Find undefined names in a completion."""
     lines = (prompt + completion).split("\n")
     first = prompt.count("\n")  # the line in which the prompt ends
     column = len(prompt.rpartition("\n")[2].encode())
@@ -37,14 +37,14 @@ def check_completion(prompt: str, completion: str) -> CompletedFile:
 def _parsed(text: str) -> ast.Module | None:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of escapes in strings
+            warnings.simplefilter("ignore")  # about escapes in strings
             return ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
 
 
 def _undefined_after(tree: ast.Module, line: int, column: int) -> tuple[str, ...]:
-    """Undefined names at or after a place; lines count from 1, columns are bytes from 0."""
-    found = checker.Checker(tree).messages
-    undefined = [message for message in found if isinstance(message, messages.UndefinedName)]
+    """Undefined names from a position on. Lines count from 1, columns are bytes and count from 0."""
+    all_messages = checker.Checker(tree).messages
+    undefined = [message for message in all_messages if isinstance(message, messages.UndefinedName)]
     return tuple(message.message_args[0] for message in undefined if (message.lineno, message.col) >= (line, column))

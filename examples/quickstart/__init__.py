@@ -1,1 +1,1 @@
-"""The quickstart's corpus, and the check of its runs."""
+"""The quickstart's corpus and tokenizer, and the check of its runs."""

@@ -1,15 +1,15 @@
-"""Compare the quickstart's runs: the loss must fall, and a resumed run must go on exactly as an uninterrupted one.
+"""Compare the quickstart's runs: the loss must fall, and a resumed run must equal an uninterrupted one exactly.
 
-Usage: python quickstart_check.py UNINTERRUPTED.log FIRST_HALF.log RESUMED.log
+Usage: python examples/quickstart/check.py UNINTERRUPTED.log FIRST_HALF.log RESUMED.log
 """
 
 import re
 import sys
 
 STEP = re.compile(r"^iteration (\d+)/\d+ \| loss (\S+) ", re.MULTILINE)
-WANTED_FALL = 2.0
+REQUIRED_FALL = 2.0
 LAST_STEPS = 8
-"""A batch's documents make its loss easy or hard by a few tenths: the fall is measured to the mean of so many steps."""
+"""The loss of a step varies by a few tenths with its documents, so the fall is measured to the mean of these steps."""
 
 
 def losses(path: str) -> dict[int, str]:
@@ -33,9 +33,9 @@ def main(uninterrupted_path: str, first_half_path: str, resumed_path: str) -> in
     last = iterations[-LAST_STEPS:]
     fall = float(uninterrupted[iterations[0]]) - sum(float(uninterrupted[i]) for i in last) / len(last)
     same = first_half | resumed == uninterrupted and not first_half.keys() & resumed.keys()
-    print(f"loss fell by {fall:.2f} in {len(iterations)} steps, to the mean of the last {len(last)} (wanted: above 2)")
+    print(f"loss fell by {fall:.2f} in {len(iterations)} steps, to the mean of the last {len(last)} (needed: above 2)")
     print(f"{len(resumed)} resumed steps have {'the same losses as' if same else 'OTHER losses than'} without the stop")
-    return 0 if fall > WANTED_FALL and same else 1
+    return 0 if fall > REQUIRED_FALL and same else 1
 
 
 if __name__ == "__main__":

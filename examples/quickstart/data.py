@@ -1,6 +1,6 @@
-"""The quickstart's corpus and tokenizer, from what is on every machine: Python's own library and installed packages.
+"""The quickstart's corpus and tokenizer, from what every machine has: Python's library and the installed packages.
 
-Usage: python quickstart_data.py FOLDER, which writes FOLDER/corpus.jsonl and FOLDER/tokenizer.json.
+Usage: python examples/quickstart/data.py FOLDER, which writes FOLDER/corpus.jsonl and FOLDER/tokenizer.json.
 """
 
 import json
@@ -16,8 +16,8 @@ EOD = "<|endoftext|>"
 
 
 def source_files() -> Iterator[tuple[str, str]]:
-    """The .py files of the standard library and of the installed packages, each once, in order: the name inside its
-    root, and the path."""
+    """The .py files of the standard library and the installed packages, each once, in order: name inside its root, and
+    path."""
     roots = {os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")}
     seen = set()
     for root in sorted(roots):
@@ -35,7 +35,7 @@ def source_files() -> Iterator[tuple[str, str]]:
 
 
 def source_texts() -> Iterator[tuple[str, str, str]]:
-    """Name, path and text of the source files, but for those that are empty or cannot be read."""
+    """Name, path and text of the source files. Files that are empty or cannot be read are left out."""
     for name, path in source_files():
         try:
             with open(path, encoding="utf-8") as file:

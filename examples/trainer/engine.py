@@ -1,6 +1,10 @@
-"""Process groups, and the model and optimizer in a DeepSpeed engine: ZeRO 0 to 3, tensor parallelism."""
+"""DeepSpeed around the model: process groups, its configuration, the engine, and what can be asked of an engine.
 
-import argparse
+In the order of a run: ``initialize_distributed``, ``with_batch_sizes``, ``deepspeed_config``, ``build_engine``,
+``check_first_step``. ZeRO 0 to 3 and tensor parallelism are supported.
+"""
+
+import dataclasses
 import json
 import os
 import sys
@@ -16,16 +20,17 @@ from torch import distributed
 from megatron_bfp.attention.boundary_check import BoundaryCheck, WatchedIterator, before_first_update
 from megatron_bfp.errors import InputError, OptionError
 
+from .config import TrainerConfig
+from .lifeline import Lifeline
 from .model import build_model
-from .process import Lifeline
 from .ranks import log, on_first_rank
 
 
 class ModelParallelUnit:
-    """megatron-core's process groups under the names that DeepSpeed asks for, old ones and new ones.
+    """megatron-core's process groups under the names that DeepSpeed asks for, old and new.
 
-    A rank's model-parallel group are the ranks that hold the other parts of its tensors; its data-parallel group those
-    that hold the same parts and see other samples.
+    A rank's model-parallel group holds the other parts of its tensors. Its data-parallel group holds the same parts and
+    sees other samples.
     """
 
     get_model_parallel_group = staticmethod(parallel_state.get_tensor_model_parallel_group)
@@ -38,133 +43,145 @@ class ModelParallelUnit:
     get_data_parallel_world_size = staticmethod(parallel_state.get_data_parallel_world_size)
 
 
-def initialize_distributed(options: argparse.Namespace) -> torch.device:
+def initialize_distributed(config: TrainerConfig) -> torch.device:
     """Join the process groups, seed, and choose this rank's device.
 
     Raises:
-        OptionError: the ranks cannot be divided by ``--tensor-model-parallel-size``.
+        OptionError: ``--tensor-model-parallel-size`` does not divide the number of ranks.
     """
     on_gpu = torch.cuda.is_available()
-    local_rank = int(os.environ.get("LOCAL_RANK", options.local_rank))
+    local_rank = int(os.environ.get("LOCAL_RANK", config.local_rank))
     if on_gpu:
         torch.cuda.set_device(local_rank)
     else:
         # DeepSpeed would compile a shared-memory operator for minutes; gloo works without it
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    deepspeed.init_distributed(options.distributed_backend or ("nccl" if on_gpu else "gloo"))
+    deepspeed.init_distributed(config.distributed_backend or ("nccl" if on_gpu else "gloo"))
     Lifeline.start(distributed.get_rank(), distributed.get_world_size(), on_first_rank)
-    size = options.tensor_model_parallel_size
+    size = config.tensor_model_parallel_size
     if distributed.get_world_size() % size:
         raise OptionError(f"--tensor-model-parallel-size {size} does not divide {distributed.get_world_size()} ranks")
     parallel_state.initialize_model_parallel(tensor_model_parallel_size=size)
-    torch.manual_seed(options.seed)
-    model_parallel_cuda_manual_seed(options.seed, inference_rng_tracker=not on_gpu)
+    torch.manual_seed(config.seed)
+    model_parallel_cuda_manual_seed(config.seed, inference_rng_tracker=not on_gpu)
     return torch.device("cuda", local_rank) if on_gpu else torch.device("cpu")
 
 
-def set_batch_sizes(options: argparse.Namespace) -> int:
-    """Complete ``options.global_batch_size``.
-
-    Returns:
-        Micro-batches a rank runs for a step.
+def with_batch_sizes(config: TrainerConfig) -> tuple[TrainerConfig, int]:
+    """The configuration with ``global_batch_size``, and the micro-batches that a rank runs per step.
 
     Raises:
         OptionError: the sizes do not divide.
     """
     replicas = parallel_state.get_data_parallel_world_size()
-    samples_at_once = options.micro_batch_size * replicas
-    if options.global_batch_size is None:
-        options.global_batch_size = samples_at_once
-    if options.global_batch_size % samples_at_once:
+    samples_at_once = config.micro_batch_size * replicas
+    global_batch_size = samples_at_once if config.global_batch_size is None else config.global_batch_size
+    if global_batch_size % samples_at_once:
         raise OptionError(
-            f"--global-batch-size {options.global_batch_size} must be a multiple of --micro-batch-size "
-            f"{options.micro_batch_size} times {replicas} data-parallel ranks"
+            f"--global-batch-size {global_batch_size} must be a multiple of --micro-batch-size "
+            f"{config.micro_batch_size} times {replicas} data-parallel ranks"
         )
-    return options.global_batch_size // samples_at_once
+    return dataclasses.replace(config, global_batch_size=global_batch_size), global_batch_size // samples_at_once
 
 
-def engine_config(options: argparse.Namespace, accumulation: int) -> dict[str, Any]:
-    """DeepSpeed's configuration: the file of ``--deepspeed_config``, completed by the options. Completes
-    ``options.zero_stage``.
+def deepspeed_config(config: TrainerConfig, accumulation: int) -> dict[str, Any]:
+    """DeepSpeed's configuration: the file of ``--deepspeed_config``, completed by the options.
+
+    Args:
+        accumulation: micro-batches that a rank runs per step.
 
     Raises:
         InputError: the file is not JSON.
         OptionError: the file contradicts an option.
     """
-    config = _read_config(options.deepspeed_config) if options.deepspeed_config else {}
-    zero = config.setdefault("zero_optimization", {})
-    if options.zero_stage is not None and zero.setdefault("stage", options.zero_stage) != options.zero_stage:
-        raise OptionError(
-            f"--zero-stage {options.zero_stage}: {options.deepspeed_config} has zero_optimization.stage {zero['stage']}"
-        )
-    options.zero_stage = zero.setdefault("stage", 0)
+    path = config.deepspeed_config
+    settings = _read_settings(path) if path else {}
+    zero = settings.setdefault("zero_optimization", {})
+    if config.zero_stage is not None and zero.setdefault("stage", config.zero_stage) != config.zero_stage:
+        raise OptionError(f"--zero-stage {config.zero_stage}: {path} has zero_optimization.stage {zero['stage']}")
+    zero.setdefault("stage", 0)
     ours = {
-        "train_batch_size": options.global_batch_size,
-        "train_micro_batch_size_per_gpu": options.micro_batch_size,
+        "train_batch_size": config.global_batch_size,
+        "train_micro_batch_size_per_gpu": config.micro_batch_size,
         "gradient_accumulation_steps": accumulation,
-        "gradient_clipping": options.clip_grad,
-        "bf16": {"enabled": options.bf16},
+        "gradient_clipping": config.clip_grad,
+        "bf16": {"enabled": config.bf16},
     }
     for name, value in ours.items():
-        found = config.get(name, "auto")
-        found = found.get("enabled", "auto") if isinstance(found, dict) else found
-        wanted = value["enabled"] if isinstance(value, dict) else value
-        if found != "auto" and found != wanted:
-            raise OptionError(f"{options.deepspeed_config}: {name} is {found}, the options say {wanted}")
-        config[name] = {**config[name], **value} if isinstance(config.get(name), dict) else value
+        _complete(settings, name, value, path)
     for name in ("optimizer", "scheduler", "fp16"):
-        if config.get(name, {}).get("enabled", name != "fp16" and name in config):
-            raise OptionError(
-                f"{options.deepspeed_config}: take out {name}; the trainer has its own, under its options"
-            )
-    config.setdefault("steps_per_print", sys.maxsize)
-    if options.bf16 and zero["stage"] == 1:  # without ZeRO, DeepSpeed accumulates in bf16 only
-        config.setdefault("data_types", {"grad_accum_dtype": "fp32"})
-    return config
+        if settings.get(name, {}).get("enabled", name != "fp16" and name in settings):
+            raise OptionError(f"{path}: remove {name}; the trainer has its own, set by its options")
+    settings.setdefault("steps_per_print", sys.maxsize)
+    if config.bf16 and zero["stage"] == 1:  # without ZeRO, DeepSpeed accumulates in bf16 only
+        settings.setdefault("data_types", {"grad_accum_dtype": "fp32"})
+    return settings
 
 
-def _read_config(path: str) -> dict[str, Any]:
+def _complete(settings: dict[str, Any], name: str, value: Any, path: str | None) -> None:
+    """Set an entry of DeepSpeed's configuration. Its file may leave it out, say "auto", or agree.
+
+    Args:
+        value: of the entry, or a dict with its "enabled".
+
+    Raises:
+        OptionError: the file says something else.
+    """
+    given = settings.get(name, "auto")
+    said = given.get("enabled", "auto") if isinstance(given, dict) else given
+    wanted = value["enabled"] if isinstance(value, dict) else value
+    if said != "auto" and said != wanted:
+        raise OptionError(f"{path}: {name} is {said}, the options say {wanted}")
+    settings[name] = {**given, **value} if isinstance(given, dict) else value
+
+
+def _read_settings(path: str) -> dict[str, Any]:
     try:
         with open(path, encoding="utf-8") as file:
-            config = json.load(file)
+            settings = json.load(file)
     except (OSError, ValueError) as error:
         raise InputError(f"--deepspeed_config {path}: {error}") from None
-    if not isinstance(config, dict):
+    if not isinstance(settings, dict):
         raise InputError(f"--deepspeed_config {path}: not a JSON object")
-    return config
+    return settings
 
 
-def build_engine(options: argparse.Namespace, vocab_size: int, config: dict[str, Any]) -> Any:
-    """The model and AdamW in a DeepSpeed engine. Norms and biases are not decayed."""
-    model = build_model(options, vocab_size)
+def build_engine(config: TrainerConfig, vocab_size: int, settings: dict[str, Any]) -> Any:
+    """The model and AdamW in a DeepSpeed engine. Norms and biases have no weight decay.
+
+    Args:
+        vocab_size: of the tokenizer.
+        settings: DeepSpeed's configuration.
+    """
+    model = build_model(config, vocab_size)
     matrices = [parameter for parameter in model.parameters() if parameter.dim() > 1]
     vectors = [parameter for parameter in model.parameters() if parameter.dim() <= 1]
     optimizer = torch.optim.AdamW(
-        [{"params": matrices, "weight_decay": options.weight_decay}, {"params": vectors, "weight_decay": 0.0}],
+        [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}],
         lr=0.0,  # set before every step
-        betas=(options.adam_beta1, options.adam_beta2),
-        eps=options.adam_eps,
+        betas=(config.adam_beta1, config.adam_beta2),
+        eps=config.adam_eps,
     )
-    engine = deepspeed.initialize(model=model, optimizer=optimizer, config=config, mpu=ModelParallelUnit())[0]
+    engine = deepspeed.initialize(model=model, optimizer=optimizer, config=settings, mpu=ModelParallelUnit())[0]
     # For bf16 without ZeRO, DeepSpeed allocates the state by a step on zero gradients, which Adam must not count
-    if options.bf16 and config["zero_optimization"]["stage"] == 0:
+    if config.bf16 and settings["zero_optimization"]["stage"] == 0:
         optimizer.state.clear()
     return engine
 
 
 def num_parameters(engine: Any) -> int:
-    """Parameters of the whole model, over all parts of tensors."""
+    """Parameters of the whole model, over all tensor-parallel ranks."""
     return _count(engine, engine.module.parameters())
 
 
 def num_weights(engine: Any) -> int:
-    """Parameters of the whole model that are in matrix products: not those of norms and the embedding."""
+    """Parameters of the whole model that are in matrix products: all but norms and the embedding."""
     named = engine.module.named_parameters()
     return _count(engine, [p for name, p in named if _dimensions(p) > 1 and "embedding" not in name])
 
 
 def _dimensions(parameter: torch.nn.Parameter) -> int:
-    """Dimensions of a parameter, also where ZeRO 3 has taken it away."""
+    """Dimensions of a parameter, even if ZeRO 3 has partitioned it."""
     return len(getattr(parameter, "ds_shape", parameter.shape))
 
 
@@ -179,7 +196,7 @@ def _count(engine: Any, parameters: Iterable[torch.nn.Parameter]) -> int:
 
 
 def gradient_norm(engine: Any) -> float | None:
-    """The gradient's norm before a step, where DeepSpeed keeps none: in fp32 without ZeRO. None elsewhere."""
+    """The gradient's norm before a step, for fp32 without ZeRO, where DeepSpeed keeps none. None otherwise."""
     if engine.zero_optimization() or engine.bfloat16_enabled() or not engine.is_gradient_accumulation_boundary():
         return None
     group = parallel_state.get_tensor_model_parallel_group()
@@ -193,11 +210,11 @@ def gradient_norm(engine: Any) -> float | None:
 
 
 def check_first_step(engine: Any, batches: Iterator[dict[str, torch.Tensor]]) -> Iterator[dict[str, torch.Tensor]]:
-    """The same micro-batches; before the engine's first update all ranks agree that attention got their boundaries.
+    """The same micro-batches. Before the engine's first update, all ranks check that attention got their boundaries.
 
     Raises:
-        IntegrationError: a module of the model is not known to keep to boundaries. If they do not arrive, the first
-            update raises it, on all ranks.
+        IntegrationError: a module of the model is not known to respect boundaries. If boundaries do not arrive, the
+            first update raises it, on all ranks.
     """
     check = BoundaryCheck([engine.module], replica=parallel_state.get_data_parallel_rank())
     check.refuse_unknown()

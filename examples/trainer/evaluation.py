@@ -15,17 +15,17 @@ class Evaluation(NamedTuple):
     """A model on a split."""
 
     loss: float
-    """Mean over all target tokens, natural logarithm; not a number where there are none."""
+    """Mean over all target tokens, nats; NaN if there are none."""
     num_targets: int
 
     @property
     def perplexity(self) -> float:
-        """e to the loss; not a number where that is none."""
+        """e to the loss; NaN if the loss is."""
         return math.inf if self.loss >= 700 else math.exp(self.loss)
 
 
 def token_losses(model: Any, batch: dict[str, Tensor], boundaries: DocumentBoundaries) -> Tensor:
-    """The loss of each position of a micro-batch, float32 [b, L]; 0 where there is no target."""
+    """The loss at each position of a micro-batch, float32 [b, L]; 0 at positions without a target."""
     losses = model(batch["tokens"], batch["position_ids"], None, labels=batch["labels"], packed_seq_params=boundaries)
     return losses.float() * batch["loss_mask"]
 
@@ -36,7 +36,7 @@ def summed_loss(model: Any, batch: dict[str, Tensor], boundaries: DocumentBounda
 
 
 def evaluate(model: Any, batches: Iterable[dict[str, Tensor]]) -> Evaluation:
-    """Mean loss over the micro-batches of all data-parallel ranks; the model trains on afterwards.
+    """Mean loss over the micro-batches of all data-parallel ranks. The model is in training mode afterwards.
 
     Args:
         model: a model or engine; all ranks must have equally many micro-batches.

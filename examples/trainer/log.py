@@ -1,9 +1,9 @@
-"""What the trainer tells: lines for people, JSON lines and TensorBoard for programs, and when to stop.
+"""Where the trainer writes its numbers, how its work is counted, and which losses stop it.
 
-Work is counted as a model needs it, whatever kernel or recomputation runs: 6 floating-point operations for each token
-and each weight of a matrix product, and for attention 6 s^2 h in each layer for a document chunk of s tokens and hidden
-size h (two products of s x s / 2 x h, each a multiplication and an addition, once forward and twice backward). Model
-FLOP/s utilisation is this over what the GPU's datasheet promises for dense bf16.
+Work is counted as a model needs it, whatever kernel or recomputation runs: 6 floating-point operations per token and
+weight of a matrix product, and for attention 6 s^2 h per layer and document chunk of s tokens, with hidden size h (two
+products of s x s / 2 x h, each a multiplication and an addition, once forward and twice backward). Model FLOP/s
+utilisation (MFU) is this divided by what the GPU's datasheet promises for dense bf16.
 """
 
 import json
@@ -20,11 +20,11 @@ PEAK_FLOPS = {"A100": 312e12, "H100": 989e12, "H200": 989e12, "B200": 2250e12}
 """Dense bf16 FLOP/s by a part of the device's name (SXM boards)."""
 REMEMBERED_LOSSES = 50
 FEWEST_LOSSES = 10
-"""So many losses are needed before one can be called a spike."""
+"""How many losses are needed before one can be called a spike."""
 
 
 class TrainingStopped(BFPError):
-    """A step gave a loss that no run should go on from."""
+    """A step's loss is NaN, infinite or a spike; the run must not continue from it."""
 
 
 class Work(NamedTuple):
@@ -36,7 +36,7 @@ class Work(NamedTuple):
 
 
 def model_flops(work: Work, num_weights: int, num_layers: int, hidden_size: int) -> float:
-    """Floating-point operations of a step, forward and backward; the formula is in the module's text.
+    """Floating-point operations of a step, forward and backward, by the formula above.
 
     Args:
         num_weights: parameters of matrix products: all but the embedding and the norms.
@@ -45,7 +45,7 @@ def model_flops(work: Work, num_weights: int, num_layers: int, hidden_size: int)
 
 
 def peak_flops() -> float | None:
-    """What this rank's GPU can do in bf16; None if there is none or it is not known."""
+    """Peak bf16 FLOP/s of this rank's GPU; None without a GPU, or if it is not in ``PEAK_FLOPS``."""
     if not torch.cuda.is_available():
         return None
     name = torch.cuda.get_device_name()
@@ -53,10 +53,10 @@ def peak_flops() -> float | None:
 
 
 class SpikeDetector:
-    """Tells whether a loss is one to stop at.
+    """Says which losses to stop at.
 
     Args:
-        factor: how many times the mean of the losses before it a loss may be; 0: any finite one may be.
+        factor: a loss above this times the mean of the losses before it is a spike; 0: none is.
     """
 
     def __init__(self, factor: float) -> None:
@@ -76,11 +76,11 @@ class SpikeDetector:
 
 
 class Log:
-    """Writes each event to a file of JSON lines and to TensorBoard, where asked for. Make it on one rank alone.
+    """Writes events to a JSON Lines file and to TensorBoard, if asked for. Make it on one rank only.
 
     Args:
         json_log: path of the file, which is appended to.
-        tensorboard_dir: folder of TensorBoard's events.
+        tensorboard_dir: folder for TensorBoard events.
 
     Raises:
         InputError: the file or the folder cannot be written.
@@ -105,9 +105,9 @@ class Log:
                 raise InputError(f"--tensorboard-dir {tensorboard_dir}: {error.strerror}") from None
 
     def write(self, event: str, iteration: int, values: dict[str, Any]) -> None:
-        """One event, such as "train": its numbers. What is not a number is null in the file, as JSON has it."""
+        """Write one event, such as "train", with its numbers. NaN and infinity are null in the file, as in JSON."""
         if self._file:
-            known = {name: None if _is_not_a_number(value) else value for name, value in values.items()}
+            known = {name: None if _is_not_finite(value) else value for name, value in values.items()}
             self._file.write(json.dumps({"event": event, "iteration": iteration, **known}) + "\n")
         if self._writer:
             for name, value in values.items():
@@ -116,5 +116,5 @@ class Log:
             self._writer.flush()
 
 
-def _is_not_a_number(value: Any) -> bool:
+def _is_not_finite(value: Any) -> bool:
     return isinstance(value, float) and not math.isfinite(value)

@@ -1,4 +1,7 @@
-"""What one rank does for all: printing, and work that the others wait for."""
+"""What ranks do together: rank 0 prints, one rank works while the others wait, and all agree on when to stop.
+
+Every function that takes part in a collective says "call it on all ranks".
+"""
 
 import datetime
 import functools
@@ -17,14 +20,15 @@ from torch import distributed
 
 from megatron_bfp.errors import BFPError, OptionError
 
-from .process import die_with_parent
+from .lifeline import die_with_parent
 
 LONGEST_WAIT = datetime.timedelta(days=1)
-"""For rank 0. Other process groups give up after DeepSpeed's ten minutes; an index or a conversion can take longer."""
+"""How long others wait for rank 0. DeepSpeed's process groups give up after ten minutes, but building an index or
+converting a checkpoint can take longer."""
 
 
 def log(line: str) -> None:
-    """Print a line from rank 0. A reader that is gone, as a launcher that was killed, is no reason to stop."""
+    """Print a line from rank 0. If the reader is gone, such as a launcher that was killed, training goes on."""
     if distributed.get_rank() == 0:
         try:
             print(line, flush=True)
@@ -33,20 +37,20 @@ def log(line: str) -> None:
 
 
 def timestamp() -> str:
-    """The time, as lines of the log end with it."""
+    """The time, as it ends the lines of the log."""
     return datetime.datetime.now().strftime("%Y-%m-%d %H:%M:%S")
 
 
 def on_first_rank(work: Callable[[], Any]) -> Any:
-    """Do something on rank 0 while the others wait, and give its result to all. Call it on all ranks.
+    """Run a function on rank 0 while the others wait, and return its result on all ranks. Call it on all ranks.
 
     Args:
-        work: its result must be one that pickle takes.
+        work: its result must be picklable.
 
     Raises:
-        OptionError: on all ranks, if the work raised one of the project's errors on rank 0.
+        OptionError: on all ranks, if the function raised one of the project's errors.
     """
-    answer = [None, None]
+    answer: list[Any] = [None, None]  # result, error
     if distributed.get_rank() == 0:
         try:
             answer[0] = work()
@@ -59,10 +63,10 @@ def on_first_rank(work: Callable[[], Any]) -> Any:
 
 
 def on_each_node(work: Callable[[], None]) -> None:
-    """Do something on the first rank of each node. Call it on all ranks.
+    """Run a function on the first rank of each node. Call it on all ranks.
 
     Raises:
-        OptionError: on all ranks, if the work raised one of the project's errors on a node, which is named.
+        OptionError: on all ranks, if the function raised one of the project's errors; the message names the node.
     """
     problem = None
     if os.environ.get("LOCAL_RANK", "0") == "0":
@@ -78,7 +82,7 @@ def on_each_node(work: Callable[[], None]) -> None:
 
 
 def check_shared(folder: str) -> None:
-    """Check that all ranks see a folder of rank 0. Call it on all ranks.
+    """Check that all ranks see the same folder as rank 0. Call it on all ranks.
 
     Raises:
         OptionError: one does not.
@@ -107,20 +111,20 @@ def _patient_group() -> distributed.ProcessGroup:
 
 @functools.cache
 def _patient_group_of(world: distributed.ProcessGroup) -> distributed.ProcessGroup:
-    """One for each world: a process may leave one and join another."""
+    """One per world: a process may leave one and join another."""
     return distributed.new_group(backend="gloo", timeout=LONGEST_WAIT)
 
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
-"""What launchers send to end a run, and what SLURM's ``--signal=USR1@600`` sends before the time limit."""
+"""Launchers end a run with SIGTERM; SLURM's ``--signal=USR1@600`` sends SIGUSR1 before the time limit."""
 
 
 class StopRequest:
-    """Takes note of signals from now on, instead of dying of them, and of the time that has passed.
+    """Remembers signals from now on, instead of ending the process, and whether the time is up.
 
     Args:
-        device: where the ranks' notes are compared.
-        minutes: how long the run may take (``--exit-duration-in-mins``); None: as long as it needs.
+        device: where the ranks compare what they remember.
+        minutes: how long the run may take (``--exit-duration-in-mins``); None: no limit.
     """
 
     def __init__(self, device: torch.device, minutes: int | None) -> None:
@@ -134,7 +138,7 @@ class StopRequest:
         self._signal = number
 
     def agreed(self) -> tuple[int, bool]:
-        """What any rank has noted. Call it on all ranks at the same step: it costs a reduction of two numbers.
+        """What any rank remembers, at the cost of a reduction of two numbers. Call it on all ranks at the same step.
 
         Returns:
             The number of a signal, 0 for none; whether the time is up.
@@ -147,11 +151,12 @@ class StopRequest:
 
 
 def leave_signals_to_the_trainer(worker: int) -> None:
-    """Make a process that reads samples ignore the signals: launchers send them to whole trees of processes, and the
-    steps before the checkpoint still need samples. The kernel kills it when its trainer ends, however that ends.
+    """Make a dataloader process ignore the signals, and die with its trainer.
+
+    Launchers send signals to whole process trees, but the steps until the checkpoint still need samples.
 
     Args:
-        worker: its number, which DataLoader gives.
+        worker: its number, which DataLoader passes.
     """
     trainer = multiprocessing.parent_process()
     if trainer is not None:

@@ -10,7 +10,6 @@ from helpers.datasets import ROOT, documents_of
 from megatron_bfp import BFPError
 
 pytest.importorskip("megatron.core")
-sys.path.insert(0, str(ROOT / "tools"))
 
 TOOL = [sys.executable, "-W", "ignore", str(ROOT / "benchmarks/dataset.py")]
 
@@ -37,8 +36,8 @@ def test_a_simulated_corpus_is_made_where_none_is_given():
 
 @pytest.mark.parametrize("arguments", [["--tokens", "0"], ["--seq-length", "0"], ["--data-path", "nowhere"]])
 def test_bad_options_are_refused(arguments, monkeypatch):
-    from benchmarks import dataset as benchmark_dataset
+    from benchmarks.dataset import main
 
-    monkeypatch.setattr(sys, "argv", ["benchmark_dataset.py", *arguments])
+    monkeypatch.setattr(sys, "argv", ["dataset.py", *arguments])
     with pytest.raises(BFPError):
-        benchmark_dataset.main()
+        main()

@@ -8,8 +8,6 @@ import numpy as np
 from helpers.datasets import DATA, ROOT
 from helpers.oracle import best_fit_decreasing, chunk_lengths
 
-sys.path.insert(0, str(ROOT / "tools"))
-
 from benchmarks.packing import first_fit_decreasing, optimized_best_fit_decreasing
 
 

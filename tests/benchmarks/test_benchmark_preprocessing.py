@@ -8,9 +8,7 @@ import pytest
 from helpers.datasets import ROOT
 from helpers.tokenizer_fixtures import EOD
 
-sys.path.insert(0, str(ROOT / "tools"))
-
-from benchmarks.preprocessing import copy_tokenizer, first_documents, make_corpus
+from benchmarks.corpus import copy_tokenizer, first_documents, make_corpus
 from megatron_bfp import InputError
 from megatron_bfp.errors import OptionError
 
@@ -83,7 +81,7 @@ def test_bad_options_are_one_line(tokenizer_folder, tmp_path):
     (tmp_path / "bad.jsonl").write_text('{"text": "fine"}\n{"words": 1}\n')
     (tmp_path / "empty.jsonl").write_text("")
     (tmp_path / "good.jsonl").write_text('{"text": "fine"}\n')
-    for name, match in [("bad", "line 2 is no"), ("empty", "no documents"), ("missing", "cannot be read")]:
+    for name, match in [("bad", "line 2 is not"), ("empty", "no documents"), ("missing", "cannot be read")]:
         done = run_benchmark("--input", tmp_path / f"{name}.jsonl", "--tokenizer-model", model)
         assert done.returncode == 2 and match in done.stderr and len(done.stderr.splitlines()) == 1
     good = ["--input", tmp_path / "good.jsonl"]

@@ -13,7 +13,7 @@ pytest.importorskip("tokenizers")
 
 from helpers import launching
 from helpers.datasets import ROOT, documents_of, write
-from test_launchers import LAUNCH, RECIPES
+from helpers.recipes import LAUNCH, RECIPES
 
 from megatron_bfp.sequence_index.builder import build
 from megatron_bfp.sequence_index.key import IndexKey, index_directory
@@ -79,7 +79,7 @@ def run_remotely(command, programs, shell):
 
 def after(words, end):
     """The words after the last one that ends so."""
-    return words[max(place for place, word in enumerate(words) if word.endswith(end)) + 1 :]
+    return words[max(number for number, word in enumerate(words) if word.endswith(end)) + 1 :]
 
 
 def check_arrival(preflight, trainer):
@@ -222,9 +222,9 @@ def test_fault_C06_the_plan_is_of_what_is_given_after_the_recipe(programs):
     _, output = record(programs, "slurm", *after_recipe, "--tensor-model-parallel-size", "2", "--seq-length", "1024")
     numbers = planned(output)
     assert numbers["steps"] == "7, 0.0 B tokens" and numbers["warm-up steps"].startswith("2, ")
-    assert numbers["tokens a step"] == "524,288 in 512 sequences" and numbers["tensor parallel"] == "2"
+    assert numbers["tokens per step"] == "524,288 in 512 sequences" and numbers["tensor parallel"] == "2"
     assert (numbers["data parallel"], numbers["gradient accumulation steps"]) == ("8", "32")
-    with pytest.raises(AssertionError, match="plan_run: error: 2 nodes of 8 GPUs: global_batch_size=1000 is no"):
+    with pytest.raises(AssertionError, match="plan_run: error: 2 nodes of 8 GPUs: global_batch_size=1000 is not a"):
         record(programs, "slurm", "--global-batch-size", "1000")
     with pytest.raises(AssertionError, match="plan_run: error: .*--no-such-option"):
         record(programs, "slurm", "--no-such-option")
@@ -284,8 +284,8 @@ def test_fault_A05_every_line_of_data_path_reaches_plan_preflight_and_trainer(pr
     more = [] if data_impl == "bfp" else ["--data-impl", "mmap"]
     (preflight, trainer), output = record(programs, "slurm", *more, DATA_PATH=text)
     for words in (preflight, trainer):
-        place = words.index("--data-path")
-        assert words[place : place + 6] == ["--data-path", "0.25", f"{tmp_path}/a", "0.75", f"{tmp_path}/b", "--split"]
+        first = words.index("--data-path")
+        assert words[first : first + 6] == ["--data-path", "0.25", f"{tmp_path}/a", "0.75", f"{tmp_path}/b", "--split"]
     assert re.findall(r"sequences of \S*/([ab]), seen", output) == ["a", "b"]
 
 

@@ -3,26 +3,25 @@
 import json
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torch")
 
+from cluster.layout import Layout
 from cluster.plan import training_sequences
-from cluster.recipe import Layout, read_recipe
+from cluster.recipe import read_recipe
 from helpers import launching
 from helpers.datasets import ROOT
-from trainer import arguments as pretrain_arguments
+from helpers.recipes import LAUNCH, RECIPES, commands, dry_run, training_options
+from trainer.arguments import parse_arguments
 
 from megatron_bfp.errors import OptionError
 
-LAUNCH, RECIPES = ROOT / "examples/cluster/launch", ROOT / "examples/cluster/recipes"
 FOR_GPUS = sorted(path.stem for path in RECIPES.glob("llama_*.sh"))
 HOSTS = "node-1 slots=8\nnode-2 slots=8\n# node-3 slots=8\n"
 LAUNCHERS = ("deepspeed_hostfile", "deepspeed_no_ssh", "slurm")
@@ -36,44 +35,18 @@ def folder(tmp_path_factory):
     return folder
 
 
-def dry_run(folder, launcher, recipe, *options, **variables):
-    """Exit status, and what a launcher prints that starts nothing."""
-    settings = {"HOSTFILE": "hosts", "NODES": 2, "NODE_RANK": 1, "MASTER_ADDR": "node-1", "DRY_RUN": 1}
-    settings |= {"DATA_PATH": "0.3 a_text_document 0.7 b_text_document", "TOKENIZER_MODEL": "tokenizer.model"}
-    settings |= {"EOD_TOKEN": "<|endoftext|>"}
-    environment = launching.ENVIRONMENT | {name: str(value) for name, value in (settings | variables).items()}
-    command = ["bash", str(LAUNCH / f"{launcher}.sh"), f"{RECIPES / recipe}.sh", *options]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment, timeout=60)
-    return done.returncode, done.stdout + done.stderr
-
-
-def commands(output):
-    """The commands of a dry run, as words."""
-    return [shlex.split(line[2:]) for line in output.splitlines() if line.startswith("+ ")]
-
-
-def training_options(output, script):
-    """The options of the training script in the last command, as they arrive on a node: pdsh hands them to a shell."""
-    words = commands(output)[-1]
-    if words[0] == "pdsh":
-        words = shlex.split(words[-1])
-    elif words[0] == "deepspeed" and "--no_ssh" not in words:
-        words = shlex.split(" ".join(words))
-    return words[next(place for place, word in enumerate(words) if word.endswith(script)) + 1 :]
-
-
 @pytest.mark.parametrize("launcher", [*LAUNCHERS, "torchrun_hostfile"])
 def test_the_trainer_accepts_the_options_of_each_recipe(folder, launcher):
     recipes = [*FOR_GPUS, "tiny"]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        found = list(pool.map(lambda recipe: dry_run(folder, launcher, recipe, "--seed", "7"), recipes))
-    for recipe, (status, output) in zip(recipes, found, strict=True):
+        results = list(pool.map(lambda recipe: dry_run(folder, launcher, recipe, "--seed", "7"), recipes))
+    for recipe, (status, output) in zip(recipes, results, strict=True):
         assert status == 0, output
         check, train = commands(output)
         assert any("preflight.py" in word for word in check)
-        options = pretrain_arguments.parse_arguments(training_options(output, "pretrain_gpt.py"))
+        options = parse_arguments(training_options(output, "pretrain_gpt.py"))
         assert options.seed == 7 and options.eod_token == "<|endoftext|>"
-        assert options.data_path == ["0.3", "a_text_document", "0.7", "b_text_document"]
+        assert list(options.data_path) == ["0.3", "a_text_document", "0.7", "b_text_document"]
         assert options.data_impl == ("mmap" if "concat" in recipe else "bfp")
         assert options.dataloader_inter_document_masking == recipe.endswith("masked")
         assert options.global_batch_size * options.seq_length == (2**21 if recipe in FOR_GPUS else 2**13)
@@ -100,7 +73,7 @@ def test_a_global_batch_is_the_same_for_any_number_of_nodes(folder, recipe, accu
         numbers = dict(re.findall(r"^(\S.*?)  +(.*)$", output, re.MULTILINE))
         assert status == 0 and numbers["GPUs"] == f"{nodes} x 8 = {8 * nodes}"
         assert numbers["gradient accumulation steps"] == str(expected)
-        assert numbers["tokens a step"].startswith("2,097,152 in ")
+        assert numbers["tokens per step"].startswith("2,097,152 in ")
         assert numbers["warm-up steps"] == "3,000, 6.3 B tokens"
         assert numbers["steps"] == ("143,051, 300.0 B tokens" if "7b" in recipe else "238,418, 500.0 B tokens")
         micro_batches = int(numbers["micro-batch size"]) * int(numbers["data parallel"]) * expected
@@ -133,7 +106,7 @@ def test_a_cluster_that_does_not_divide_is_refused(folder):
     status, output = dry_run(folder, "deepspeed_no_ssh", "llama_7b_code_2k", NODES=3)
     assert status == 2 and not commands(output)
     assert re.search(
-        r"^plan_run: error: 3 nodes of 8 GPUs: global_batch_size=1024 is no multiple of", output, re.MULTILINE
+        r"^plan_run: error: 3 nodes of 8 GPUs: global_batch_size=1024 is not a multiple of", output, re.MULTILINE
     )
     with pytest.raises(OptionError, match="model's size of 4 GPUs .* does not divide 6 GPUs"):
         Layout(3, 2, 4, 1, 256, 8192)
@@ -238,7 +211,7 @@ def test_hostfile_launchers_train_across_nodes(tmp_path, launcher):
     train_on_two_nodes(tmp_path, LAUNCH / f"{launcher}.sh", stand_ins, HOSTFILE="hosts")
 
 
-INTEGRATION = Path(__file__).parent / "integration"
+INTEGRATION = ROOT / "tests" / "integration"
 
 
 @pytest.mark.parametrize("recipe, is_rotary", [("llama_7b_code_2k", True), ("llama_7b_code_2k_concat", False)])

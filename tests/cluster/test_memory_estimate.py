@@ -12,17 +12,17 @@ pytest.importorskip("megatron.core.models.gpt")
 pytest.importorskip("deepspeed")
 pytest.importorskip("tokenizers")
 
+from cluster.layout import Layout
 from cluster.memory import estimate, kept_per_token, model_of, num_parameters
-from cluster.recipe import Layout, read_recipe
+from cluster.recipe import read_recipe
 from helpers import launching
 from helpers.datasets import ROOT
 from helpers.megatron_helpers import initialize_megatron, model_options
-from test_launchers import dry_run, training_options
+from helpers.recipes import RECIPES, dry_run, training_options
 from trainer.model import build_model
 
 from megatron_bfp.megatron_core.attention import document_boundaries
 
-RECIPES = ROOT / "examples/cluster/recipes"
 TINY = RECIPES / "tiny.sh"
 MOSTLY_WEIGHTS = {"num_layers": 8, "hidden_size": 512, "ffn_hidden_size": 1536, "micro_batch_size": 1}
 LEFT_OUT = ("--save", "--load", "--save-interval", "--eval-interval", "--eval-iters", "--json-log")
@@ -63,8 +63,8 @@ def test_the_estimate_is_what_a_run_takes(tmp_path, changes):
     assert status == 0, output
     options = training_options(output, "pretrain_gpt.py")
     for name in LEFT_OUT:
-        place = options.index(name)
-        del options[place : place + 2]
+        first = options.index(name)
+        del options[first : first + 2]
     command = [
         "deepspeed",
         "--num_gpus",
@@ -130,7 +130,7 @@ def test_what_a_layer_keeps_is_counted_right(micro_batch_size):
     tokens = micro_batch_size * run.seq_length
     measured = (elements_kept(3, run) - elements_kept(1, run)) / 2 / tokens
     counted = kept_per_token(model_of(recipe))
-    print(f"counted {counted}, kept {measured:.0f} elements a token")
+    print(f"counted {counted}, kept {measured:.0f} elements per token")
     assert measured == pytest.approx(counted, rel=0.03)
 
 

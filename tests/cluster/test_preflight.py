@@ -17,7 +17,7 @@ from cluster.options import run_options
 from cluster.preflight import inspect
 from helpers.datasets import ROOT, documents_of, write
 from helpers.launching import ENVIRONMENT, free_port
-from trainer.save_folder import smallest_checkpoint
+from trainer.checkpoints.save_folder import smallest_checkpoint
 
 from megatron_bfp import IndexedDatasetError
 from megatron_bfp.indexed_dataset.reader import IndexedDataset
@@ -88,9 +88,9 @@ def preflight(nodes, *words, trainer="pretrain_gpt", port=None, starting=None, g
     return [process.returncode for process in processes], outputs
 
 
-def problems(found):
+def problems(result):
     """The lines of the node of rank 0; every node must have failed."""
-    statuses, outputs = found
+    statuses, outputs = result
     assert statuses == [2] * len(statuses), outputs
     return outputs[0].splitlines()
 
@@ -169,7 +169,7 @@ def test_another_version_of_a_package_is_found(nodes, tmp_path):
 
 def test_missing_gpus_are_found(nodes):
     (line,) = problems(preflight(nodes[:1], gpus=8, a={"CUDA_VISIBLE_DEVICES": ""}))
-    assert line == "preflight: error: node node-a: 0 GPUs, 8 are wanted (GPUS_PER_NODE)"
+    assert line == "preflight: error: node node-a: 0 GPUs, 8 are needed (GPUS_PER_NODE)"
 
 
 def test_another_tokenizer_is_found(nodes):

@@ -11,11 +11,12 @@ import pytest
 
 pytest.importorskip("tokenizers")
 
-from cluster import memory as estimate_memory
+from cluster import memory
+from cluster.layout import Layout
 from cluster.memory import Model, estimate, model_of, num_parameters
 from cluster.options import REPLACED, run_options, trainer_and_words
 from cluster.plan import epochs, training_sequences
-from cluster.recipe import Layout, read_recipe
+from cluster.recipe import read_recipe
 from helpers.datasets import ROOT, documents_of, write
 
 from megatron_bfp.commands.main import main as command_line
@@ -247,7 +248,7 @@ def test_fault_C06_the_estimate_knows_what_comes_after_the_recipe(monkeypatch, c
     assert of_recipe("--recompute-granularity", "full").activations < usual.activations
     command_line = ["estimate_memory", TINY, "--nodes", "1", "--gpus-per-node", "2", "--micro-batch-size", "2"]
     monkeypatch.setattr(sys, "argv", command_line)
-    estimate_memory.main()
+    memory.main()
     assert capsys.readouterr().out == f"{of_recipe('--micro-batch-size', '2')}\n" != f"{usual}\n"
 
 
@@ -315,7 +316,7 @@ def test_fault_B12_any_range_of_documents_is_a_part_of_the_split_that_a_command_
 
 def test_fault_B12_the_command_that_shows_a_spike_is_quoted(tmp_path):
     pytest.importorskip("deepspeed")
-    from trainer.training import show_command
+    from trainer.reports import show_command
 
     options = argparse.Namespace(seq_length=8, split="80, 20", max_documents_per_sequence=3, data_cache_path="a b")
     words = words_in_bash(show_command(options), tmp_path)

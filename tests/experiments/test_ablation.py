@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from helpers.datasets import ROOT
 
-sys.path.insert(0, str(ROOT / "examples"))
 pytest.importorskip("tokenizers")
 
 from experiments.ablation_data import CorpusSize, choose
@@ -37,15 +36,15 @@ def test_too_few_files_are_an_error_that_says_so():
         choose([("a.py", "x = 1")], CorpusSize(train_bytes=100, valid_documents=1, longest=60, vocab_size=0))
 
 
-PROMPT = "import os\n\n\ndef size(path, missing=undefined_in_prompt):\n    found = os."
+PROMPT = "import os\n\n\ndef size(path, missing=undefined_in_prompt):\n    status = os."
 
 
 @pytest.mark.parametrize(
     "completion, expected",
     [
-        ("stat(path)\n    return found.st_size\n", (True, ())),
-        ("stat(pth)\n    return fond\n", (True, ("pth", "fond"))),
-        ("stat(path)\n    return fond +\n    (", (True, ())),  # cut back to the first line
+        ("stat(path)\n    return status.st_size\n", (True, ())),
+        ("stat(pth)\n    return stats\n", (True, ("pth", "stats"))),
+        ("stat(path)\n    return stats +\n    (", (True, ())),  # cut back to the first line
         ("stat(path) + é + ok\n    return", (True, ("é", "ok"))),
         ("stat(path)\n    return later()\n\ndef later():\n    pass\n", (True, ())),
         ("stat((path\n", (False, ())),
@@ -73,9 +72,9 @@ def test_intervals_are_students_and_those_of_a_bootstrap():
     interval = over_seeds([1.0, 2.0, 3.0])
     assert interval.mean == 2 and interval.high - 2 == pytest.approx(4.303 / 3**0.5, rel=1e-3)
     values = np.random.default_rng(0).normal(5, 2, 400)
-    found = over_items(lambda counts: counts @ values / len(values), 400, values.mean())
-    assert found.high - found.low == pytest.approx(2 * 1.96 * values.std() / 20, rel=0.1)
-    assert found.contains(values.mean())
+    resampled = over_items(lambda counts: counts @ values / len(values), 400, values.mean())
+    assert resampled.high - resampled.low == pytest.approx(2 * 1.96 * values.std() / 20, rel=0.1)
+    assert resampled.contains(values.mean())
     for seeds in (1, 11):
         with pytest.raises(OptionError, match="--seeds"):
             checked_seeds(seeds)
@@ -153,7 +152,7 @@ def test_the_ablation_trains_measures_and_goes_on(tmp_path):
     assert text in done.stdout
     measured = json.loads((tmp_path / "pack_seed1" / "result.json").read_text())
     targets = [json.loads(path.read_text())["targets"] for path in tmp_path.glob("*/result.json")]
-    assert len(targets) == 6 and all(found == targets[0] for found in targets)
+    assert len(targets) == 6 and all(counts == targets[0] for counts in targets)
     assert sum(measured["losses"]) / sum(measured["targets"]) < np.log(1024) - 1
     lost = tmp_path / "pack_seed1"
     (lost / "result.json").unlink()

@@ -1,7 +1,6 @@
 """What the examples measure of a model: losses of documents, sampled texts, values in context; and the runs that make
 models."""
 
-import argparse
 import subprocess
 import sys
 import types
@@ -20,6 +19,7 @@ from experiments.training_runs import TrainingRun, train_all
 from helpers.datasets import ROOT, documents_of
 from helpers.launching import ENVIRONMENT
 from helpers.megatron_helpers import Tokenizer, initialize_megatron, model_options
+from trainer.config import TrainerConfig
 from trainer.model import build_model
 
 from megatron_bfp import InputError
@@ -35,10 +35,18 @@ def trained(**changes):
     torch.manual_seed(2)
     shape = {"seq_length": SEQ_LENGTH, "make_vocab_size_divisible_by": 128, **changes}
     model = build_model(model_options(**shape), VOCABULARY).eval()
-    data = {"seed": 3, "seq_length": SEQ_LENGTH, "num_dataset_builder_threads": 1, "max_documents_per_sequence": None}
-    data |= {"make_vocab_size_divisible_by": 128, "tensor_model_parallel_size": 1}
-    options = argparse.Namespace(**data, micro_batch_size=2)
-    return TrainedModel(model, options, Tokenizer())
+    config = TrainerConfig(
+        num_layers=2,
+        hidden_size=64,
+        num_attention_heads=4,
+        data_path=("none",),
+        seq_length=SEQ_LENGTH,
+        seed=3,
+        tokenizer_model="none",
+        micro_batch_size=2,
+        train_iters=1,
+    )
+    return TrainedModel(model, config, Tokenizer())
 
 
 def test_the_loss_of_a_document_is_that_of_its_chunks_alone(write_dataset):
@@ -126,11 +134,11 @@ def test_a_run_is_trained_once_loaded_and_measured(tiny_runs, monkeypatch):
     training = tiny_runs[2]
     assert [*train_all([training], 1)] == [training]
     assert training.is_done()
-    found = context_probe.measure(training)
-    assert sorted(found.right) == sorted(found.probability) == [2, 4]
-    assert found.right[4].shape == found.probability[4].shape == (70,)
-    assert set(np.unique(found.right[4] * context_probe.PAIRS / 100)) <= set(range(context_probe.PAIRS + 1))
-    assert 0 < found.probability[4].min() and found.probability[4].max() < 100
+    result = context_probe.measure(training)
+    assert sorted(result.right) == sorted(result.probability) == [2, 4]
+    assert result.right[4].shape == result.probability[4].shape == (70,)
+    assert set(np.unique(result.right[4] * context_probe.PAIRS / 100)) <= set(range(context_probe.PAIRS + 1))
+    assert 0 < result.probability[4].min() and result.probability[4].max() < 100
     log = open(f"{training.folder}/train.log").read()
     assert [*train_all([training], 1)] == [training] and open(f"{training.folder}/train.log").read() == log
     other = TrainingRun("other", training.folder, {**training.options, "hidden-size": 32})

@@ -7,11 +7,8 @@ import sys
 
 import numpy as np
 import pytest
-from helpers.datasets import ROOT
-
-sys.path.insert(0, str(ROOT / "examples"))
-
 from experiments.truncation_process import loss_a, loss_b, sequences
+from helpers.datasets import ROOT
 from helpers.launching import ENVIRONMENT
 
 

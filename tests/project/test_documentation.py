@@ -131,7 +131,7 @@ def test_fault_C13_the_trainer_takes_the_options_that_are_shown():
     arguments = pytest.importorskip("trainer.arguments")
     (shown,) = [found for found in of_documentation() if found.text.startswith("deepspeed examples/pretrain_gpt.py")]
     options = arguments.parse_arguments(shlex.split(shown.text.replace("\\\n", " "))[2:])
-    assert options.data_path == ["0.3", "A_text_document", "0.7", "B_text_document"] and options.bf16
+    assert list(options.data_path) == ["0.3", "A_text_document", "0.7", "B_text_document"] and options.bf16
 
 
 def test_fault_C13_files_that_snippets_name_are_there():

@@ -11,7 +11,7 @@ pytest.importorskip("megatron.core")
 from helpers.datasets import documents_of
 from helpers.megatron_helpers import build, config
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
-from trainer.data import InterDocumentGPTDataset
+from trainer.baseline import InterDocumentGPTDataset
 
 IS_STOCK = "inter_document_masking" in {field.name for field in fields(GPTDatasetConfig)}
 

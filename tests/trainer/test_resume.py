@@ -12,10 +12,10 @@ pytest.importorskip("deepspeed")
 from helpers.datasets import documents_of, write
 from helpers.launching import steps
 from helpers.trainer_in_process import SmallTokenizer, run_trainer
-from trainer import resume as pretrain_resume
-from trainer.checkpoints import reading
+from trainer.checkpoints import history
+from trainer.checkpoints.folder import reading
+from trainer.checkpoints.history import DataHistory
 from trainer.data import Origin
-from trainer.resume import DataHistory
 
 from megatron_bfp import OptionError
 
@@ -164,18 +164,20 @@ def test_fault_A12_an_order_that_changed_for_any_other_reason_is_refused(data, s
 
 
 def test_fault_A12_the_order_is_looked_at_in_all_parts_of_what_was_consumed(monkeypatch):
-    history = DataHistory({"corpora": [{"prefix": "data"}]}, dataset=None)
+    run = DataHistory({"corpora": [{"prefix": "data"}]}, dataset=None)
 
     def digest(changed, num_samples=1000):
-        origin = lambda _, sample: Origin("data", -1 if sample in changed else sample, [sample])  # noqa: E731
-        monkeypatch.setattr(pretrain_resume, "origin_of", origin)
-        return history.order(num_samples)
+        def origin_of(_, sample):
+            return Origin("data", -1 if sample in changed else sample, [sample])
+
+        monkeypatch.setattr(history, "origin_of", origin_of)
+        return run.order(num_samples)
 
     same = digest([])
     for changed in ([0], [999], range(450, 550), range(900, 1000)):
         assert digest(changed) != same
     assert digest([1000]) == same
-    assert digest([0], num_samples=1) != digest([], num_samples=1) and history.order(0)
+    assert digest([0], num_samples=1) != digest([], num_samples=1) and run.order(0)
 
 
 def test_fault_A12_with_concatenation_the_number_of_epochs_decides_the_order(data, tmp_path):

@@ -7,8 +7,8 @@ from collections import namedtuple
 
 import pytest
 from helpers.disk_order import watched_disk
-from trainer import save_folder
-from trainer.save_folder import check_save, smallest_checkpoint
+from trainer.checkpoints import save_folder
+from trainer.checkpoints.save_folder import check_save, smallest_checkpoint
 
 from megatron_bfp import OptionError
 

@@ -1,14 +1,14 @@
 # shellcheck shell=bash
-# What all launchers share: the recipe, the environment, the trainer's options, the numbers. They source it with
+# What all launchers share: the recipe, the environment, the trainer's options, the plan. They source it with
 #
 #   NODES, MASTER_ADDR              set by the launcher
-#   RECIPE [OPTIONS]                the launcher's arguments; OPTIONS go to the trainer as they are
+#   RECIPE [OPTIONS]                the launcher's arguments; OPTIONS go to the trainer unchanged
 #   DATA_PATH="[WEIGHT] PREFIX ..." TOKENIZER_MODEL=FILE [EOD_TOKEN=TEXT] [TOKENIZER_TYPE=TYPE]
-#                                   spaces and line feeds separate the words of DATA_PATH: give a path that has some after
-#                                   the recipe, as --data-path 'MY DATA/PREFIX'
-#   [GPUS_PER_NODE=8] [MASTER_PORT=29500] [OUTPUT=FOLDER, which all nodes share; default runs/RECIPE]
+#                                   DATA_PATH is split at spaces and line feeds. Give a path that contains them after the
+#                                   recipe: --data-path 'MY DATA/PREFIX'
+#   [GPUS_PER_NODE=8] [MASTER_PORT=29500] [OUTPUT=FOLDER, shared by all nodes; default runs/RECIPE]
 #   [TRAINER=megatron_lm|megatron_deepspeed MEGATRON_PATH=CHECKOUT]
-#   [DRY_RUN=1: print commands and numbers, start nothing]
+#   [DRY_RUN=1: print the commands and the plan, start nothing]
 # shellcheck disable=SC2034,SC2154  # between the launcher and the recipe
 examples=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 
@@ -36,15 +36,15 @@ data_path=("${words[@]}")
 [ ${#data_path[@]} -gt 0 ] || die "DATA_PATH is empty: set it to the dataset, its path without .bin or .idx"
 export PYTHONPATH="${examples%/*}${PYTHONPATH:+:$PYTHONPATH}" # the same megatron_bfp on all nodes
 
-# These set script, module (the Python module that runs the script, or nothing) and options, and may define prepare, for
-# what else the trainer needs of them
+# A file of trainers/ sets script, module (the Python module that runs the script, or nothing) and options. It may define
+# a function prepare, for what else its trainer needs
 [ -f "$examples/cluster/launch/trainers/${TRAINER:=pretrain_gpt}.sh" ] ||
     die "TRAINER=$TRAINER: give pretrain_gpt, megatron_lm or megatron_deepspeed"
 # shellcheck source=trainers/pretrain_gpt.sh
 source "$examples/cluster/launch/trainers/$TRAINER.sh"
 options+=("$@")
 
-# The plan and the preflight read the very options that the trainer gets
+# The plan and preflight read the same options as the trainer
 trained=(--vocab-size "$vocab_size" --trainer "$TRAINER" "${options[@]}")
 preflight=("$examples/preflight.py" --nodes "$NODES" --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT"
     --gpus-per-node "$([ "$device" = cpu ] && echo 0 || echo "$GPUS_PER_NODE")")

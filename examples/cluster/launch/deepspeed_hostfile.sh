@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Train on the hosts of a hostfile: deepspeed starts all processes, over ssh with pdsh. Run it on one of the hosts.
+# Train on the hosts of a hostfile: deepspeed starts all processes over ssh, with pdsh. Run it on one of the hosts.
 #
 #   HOSTFILE=hosts DATA_PATH=... TOKENIZER_MODEL=... bash examples/cluster/launch/deepspeed_hostfile.sh RECIPE [OPTIONS]
 #
-# A line of the hostfile is `node-1 slots=8`. NODES takes the first so many; the other variables are told in common.sh.
+# A line of the hostfile is `node-1 slots=8`. With NODES, only the first hosts are used. For the other variables see
+# common.sh.
 set -euo pipefail
 launch=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 HOSTFILE=${HOSTFILE:?set it to a file of lines such as: node-1 slots=8}
@@ -15,9 +16,9 @@ source "$launch/common.sh"
 
 if [ "${DRY_RUN:-0}" = 0 ]; then
     assignments >"$OUTPUT/deepspeed_env"
-    export DS_ENV_FILE=$OUTPUT/deepspeed_env # takes the place of .deepspeed_env
+    export DS_ENV_FILE=$OUTPUT/deepspeed_env # instead of .deepspeed_env
 fi
-# DeepSpeed quotes neither of these for the shells of the other hosts
+# DeepSpeed does not quote these for the shells of the other hosts
 for path in "$PWD" "$(command -v deepspeed || true)"; do
     [[ $NODES = 1 || $path =~ ^[[:alnum:]@+=:,./_-]*$ ]] ||
         die "$path: DeepSpeed cannot start runs where a path has such characters; use torchrun_hostfile.sh"
@@ -26,8 +27,8 @@ on_all_nodes() { # options of deepspeed, a script or module, and its options
     local word words=() before_script=1
     for word in "$@"; do
         REPLY=$word
-        # One node gets the words as they are. On several they pass through pdsh and a shell, and of the words after the
-        # script deepspeed puts those with a space between double quotes, and escapes these and nothing else
+        # One node gets the words unchanged. On several nodes they pass through pdsh and a shell. Of the words after the
+        # script, deepspeed puts those with a space between double quotes, and escapes only double quotes in them
         if [ "$NODES" != 1 ]; then
             for_pdsh "$word"
             if [[ ! $before_script && $word = *' '* ]]; then

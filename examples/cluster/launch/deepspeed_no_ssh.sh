@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# One node's part of a run on hosts without ssh between them: give the same command on each node, with its NODE_RANK.
+# Train on hosts without ssh between them: run the same command on each node, with its own NODE_RANK.
 #
 #   NODES=4 NODE_RANK=0 MASTER_ADDR=node-1 DATA_PATH=... TOKENIZER_MODEL=... \
 #       bash examples/cluster/launch/deepspeed_no_ssh.sh RECIPE [OPTIONS]
 #
-# MASTER_ADDR is the node of rank 0 as the others reach it; the other variables are told in common.sh.
+# MASTER_ADDR is the name or address by which the other nodes reach the first one. For the other variables see common.sh.
 set -euo pipefail
 launch=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 NODES=${NODES:?set it to the number of nodes}
@@ -13,7 +13,7 @@ MASTER_ADDR=${MASTER_ADDR:?set it to the name or address of the first node}
 source "$launch/common.sh"
 [ "$TRAINER" != megatron_lm ] || die "Megatron-LM starts with torchrun: use torchrun_hostfile.sh or slurm.sh"
 
-# deepspeed wants a hostfile here too, but asks it for nothing but the number of nodes and of their slots
+# deepspeed needs a hostfile here too, but reads only the number of nodes and their slots from it
 hostfile=$OUTPUT/hostfile-$NODE_RANK
 if [ "${DRY_RUN:-0}" = 0 ]; then
     printf "node-%d slots=$GPUS_PER_NODE\n" $(seq "$NODES") >"$hostfile"

@@ -3,7 +3,9 @@
 #
 #   DATA_PATH=... TOKENIZER_MODEL=... sbatch --nodes 32 examples/cluster/launch/slurm.sh RECIPE [OPTIONS]
 #
-# The other variables are told in common.sh. `DRY_RUN=1 NODES=32 bash examples/cluster/launch/slurm.sh RECIPE` needs no SLURM.
+# For the other variables see common.sh. This needs no SLURM:
+#
+#   DRY_RUN=1 NODES=32 DATA_PATH=... TOKENIZER_MODEL=... bash examples/cluster/launch/slurm.sh RECIPE
 #SBATCH --job-name=megatron_bfp
 #SBATCH --nodes=32
 #SBATCH --ntasks-per-node=1
@@ -24,7 +26,7 @@ MASTER_ADDR=${MASTER_ADDR:-FIRST_NODE}
 if [ -n "${SLURM_JOB_ID:-}" ]; then
     mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
     MASTER_ADDR=${hosts[0]}
-    MASTER_PORT=${MASTER_PORT:-$((20000 + SLURM_JOB_ID % 10000))} # another one for each job, should two share a node
+    MASTER_PORT=${MASTER_PORT:-$((20000 + SLURM_JOB_ID % 10000))} # one per job, in case two share a node
 fi
 source "$launch/common.sh"
 

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Train on the hosts of a hostfile with torchrun, which pdsh starts on each over ssh. For Megatron-LM, and for the others.
+# Train on the hosts of a hostfile: pdsh starts torchrun on each over ssh. For Megatron-LM and all other trainers.
 #
 #   TRAINER=megatron_lm MEGATRON_PATH=... HOSTFILE=hosts DATA_PATH=... TOKENIZER_MODEL=... \
 #       bash examples/cluster/launch/torchrun_hostfile.sh RECIPE [OPTIONS]
 #
-# A line of the hostfile is `node-1 slots=8`. NODES takes the first so many; the other variables are told in common.sh.
+# A line of the hostfile is `node-1 slots=8`. With NODES, only the first hosts are used. For the other variables see
+# common.sh.
 set -euo pipefail
 launch=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 HOSTFILE=${HOSTFILE:?set it to a file of lines such as: node-1 slots=8}
@@ -13,7 +14,7 @@ read_hosts
 MASTER_ADDR=${MASTER_ADDR:-${hosts[0]}}
 source "$launch/common.sh"
 
-on_all_nodes() { # a command, started on each with the environment of this shell; pdsh writes its node's rank for %n
+on_all_nodes() { # start a command on each node, with the environment of this shell; pdsh replaces %n by the node's rank
     local remote name word
     quoted "$PWD" && for_pdsh "cd $REPLY && NODE_RANK=" && remote=$REPLY%n
     for name in "${forwarded[@]}" PATH; do

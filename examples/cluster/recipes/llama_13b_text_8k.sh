@@ -1,10 +1,10 @@
 # shellcheck shell=bash disable=SC2034  # the launchers read these
 # The paper's 13B model of text with sequences of 8,192 tokens, 500 B tokens of RefinedWeb.
 #
-# For 256 A100-80GB. `python examples/estimate_memory.py examples/cluster/recipes/llama_13b_text_8k.sh` gives, for each of them,
+# For 256 A100-80GB. Memory per GPU, by `python examples/estimate_memory.py examples/cluster/recipes/llama_13b_text_8k.sh`:
 # 57.1 GB: weights 6.5, gradients 19.5, optimizer 0.6, activations 30.5
-# With two tensor-parallel ranks it would be 100 GB, or a third more computation; four stay within a node, and fit on one
-# (76.0 GB).
+# Two tensor-parallel ranks would need 100 GB, or a third more computation. Four stay within a node, and one node is
+# enough (76.0 GB).
 source "$(dirname "${BASH_SOURCE[0]}")/llama_13b_text_2k.sh"
 seq_length=8192
 

@@ -1,4 +1,4 @@
 # shellcheck shell=bash disable=SC2034  # the launchers read these
-# The paper's baseline to llama_13b_text_8k: concatenation, with attention across documents.
+# The paper's baseline for llama_13b_text_8k: concatenation, with attention across documents.
 source "$(dirname "${BASH_SOURCE[0]}")/llama_13b_text_8k.sh"
 data_impl=mmap

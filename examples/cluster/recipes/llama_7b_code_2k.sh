@@ -1,9 +1,9 @@
 # shellcheck shell=bash disable=SC2034  # the launchers read these
 # The paper's 7B model of code: sequences of 2,048 tokens, 300 B tokens of The Stack.
 #
-# For 256 A100-80GB. `python examples/estimate_memory.py examples/cluster/recipes/llama_7b_code_2k.sh` gives, for each of them,
+# For 256 A100-80GB. Memory per GPU, by `python examples/estimate_memory.py examples/cluster/recipes/llama_7b_code_2k.sh`:
 # 67.4 GB: weights 13.5, gradients 40.4, optimizer 0.3, activations 13.1
-# So neither tensor parallelism nor recomputation is needed, on one node of 8 neither (77.2 GB).
+# Neither tensor parallelism nor recomputation is needed, not even on one node of 8 (77.2 GB).
 source "$(dirname "${BASH_SOURCE[0]}")/paper.sh"
 num_layers=32
 hidden_size=4096

@@ -1,7 +1,7 @@
 # shellcheck shell=bash disable=SC2034  # the launchers read these
-# What the paper's runs have in common: 2 M tokens a batch, AdamW, 3e-4 with 3,000 steps of warm-up and a cosine after
-# them. What the paper leaves open is LLaMA's: betas, weight decay, clipping, and a last learning rate of a tenth.
-vocab_size=32000 # of LLaMA's tokenizer; only the memory estimate reads it
+# What the paper's runs have in common: 2 M tokens per batch, AdamW, a learning rate of 3e-4 with 3,000 steps of warm-up
+# and cosine decay. Where the paper does not say, LLaMA's values: betas, weight decay, clipping, decay to a tenth.
+vocab_size=32000 # of LLaMA's tokenizer; for the memory estimate and preflight
 tokenizer_type=SentencePieceTokenizer
 split=969,30,1
 
@@ -15,11 +15,11 @@ clip_grad=1.0
 precision=bf16
 
 data_impl=bfp    # mmap: concatenation
-document_mask=no # yes: with mmap, attention inside documents too; bfp has it always
+document_mask=no # yes: with mmap, attention inside documents; bfp always has it
 
-# ZeRO 1: each GPU holds all gradients in fp32, so that micro-batches add up exactly, and they travel once a step
+# ZeRO 1: each GPU sums all gradients in fp32, exactly, and sends them once per step
 zero_stage=1
-recompute=none # full: keep only the layers' inputs, for a third more computation
+recompute=none # full: keep only the layers' inputs, at the cost of a third more computation
 device=gpu
 
 save_interval=1000

@@ -1,7 +1,7 @@
 # shellcheck shell=bash disable=SC2034  # the launchers read these
-# A model that two CPU ranks train in a minute, to try launchers, data and checkpoints before GPUs are waiting.
+# A model that two CPU ranks train in a minute, to try launchers, data and checkpoints before GPUs are needed.
 #
-# `python examples/estimate_memory.py examples/cluster/recipes/tiny.sh --nodes 1 --gpus-per-node 2` gives, for each of the ranks,
+# Memory per rank, by `python examples/estimate_memory.py --nodes 1 --gpus-per-node 2 examples/cluster/recipes/tiny.sh`:
 # 426.3 MB: weights 30.4, gradients 60.8, optimizer 45.6, activations 289.4
 source "$(dirname "${BASH_SOURCE[0]}")/paper.sh"
 num_layers=4

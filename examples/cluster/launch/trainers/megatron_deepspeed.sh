@@ -8,7 +8,7 @@ esac
 [ "$document_mask" != yes ] || die "Megatron-DeepSpeed cannot mask concatenated documents; use TRAINER=megatron_lm"
 [ "$device" != cpu ] || die "$recipe trains on CPUs, Megatron-DeepSpeed needs GPUs"
 
-# Its own rotary positions are not relative (f4157be); --data-impl bfp puts them right
+# Its own rotary positions are not relative (f4157be); --data-impl bfp corrects them
 positions=(--use-rotary-position-embeddings)
 if [ "$data_impl" != bfp ]; then
     positions=()
@@ -39,16 +39,16 @@ options=(
     options+=(--deepspeed-activation-checkpointing --recompute-granularity full --recompute-method uniform)
 
 last_value() { # of an option, the value that counts, in REPLY
-    local place
-    for ((place = 0; place < ${#options[@]}; place++)); do
-        case ${options[place]} in
-            "$1") REPLY=${options[place + 1]} ;;
-            "$1="*) REPLY=${options[place]#*=} ;;
+    local index
+    for ((index = 0; index < ${#options[@]}; index++)); do
+        case ${options[index]} in
+            "$1") REPLY=${options[index + 1]} ;;
+            "$1="*) REPLY=${options[index]#*=} ;;
         esac
     done
 }
 
-prepare() { # DeepSpeed's configuration, which must say what the options say, also those after the recipe
+prepare() { # write DeepSpeed's configuration, which must agree with the options, including those after the recipe
     local config option values=() bf16=false fp16=false
     for option in --global-batch-size --micro-batch-size --clip-grad --zero-stage; do
         last_value "$option" && values+=("$REPLY")

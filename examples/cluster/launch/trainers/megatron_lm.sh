@@ -11,7 +11,7 @@ options=(
     --lr "$lr" --min-lr "$min_lr" --lr-decay-style cosine --lr-warmup-iters "$lr_warmup_iters"
     --weight-decay "$weight_decay" --adam-beta1 "$adam_beta1" --adam-beta2 "$adam_beta2" --clip-grad "$clip_grad"
     --tensor-model-parallel-size "$tensor_parallel"
-    --calculate-per-token-loss # micro-batches have different numbers of targets, which a mean of means would weigh alike
+    --calculate-per-token-loss # micro-batches differ in targets: a mean of means would weight them alike
     --data-impl "$data_impl" --data-path "${data_path[@]}" --split "$split" --no-create-attention-mask-in-dataloader
     --tokenizer-type "$tokenizer_type" --tokenizer-model "$TOKENIZER_MODEL"
     --save "$OUTPUT/checkpoints" --load "$OUTPUT/checkpoints" --save-interval "$save_interval"
@@ -19,9 +19,9 @@ options=(
     --tensorboard-dir "$OUTPUT/tensorboard"
     --exit-signal-handler --exit-signal SIGUSR1 # SLURM's warning: a last checkpoint
 )
-# Its name for ZeRO 1, with gradients and weights travelling during the computation
+# ZeRO 1 under its own name, with communication overlapping computation
 [ "$zero_stage" = 0 ] || options+=(--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather)
-[ "$tensor_parallel" = 1 ] || options+=(--sequence-parallel) # norms too are split between the ranks
+[ "$tensor_parallel" = 1 ] || options+=(--sequence-parallel) # splits the norms between the ranks, too
 [ "$precision" != bf16 ] || options+=(--bf16)
 [ "$recompute" != full ] || options+=(--recompute-granularity full --recompute-method uniform --recompute-num-layers 1)
 [ "$document_mask" != yes ] || options+=(--dataloader-inter-document-masking)

@@ -1,26 +1,32 @@
-"""DeepSpeed's conversion into a universal checkpoint, for models of megatron-core."""
+"""DeepSpeed's conversion into a universal checkpoint, for models of megatron-core. It runs as a process of its own.
+
+Imports torch only after this process is tied to its trainer: that takes seconds, and nothing may be left behind.
+"""
 
 import os
+from collections.abc import Callable
 from typing import Any
 
-from .process import die_with_parent
+from ..lifeline import die_with_parent
 
 
 def main() -> None:
-    """Convert as ``--input_folder`` and ``--output_folder`` say, and leave nothing behind if the trainer is killed."""
+    """Convert ``--input_folder`` into ``--output_folder``; if the trainer is killed, end with all children."""
     if trainer := os.environ.get("CONVERTED_FOR"):  # process id of the rank that waits
         die_with_parent(int(trainer))
         os.register_at_fork(after_in_child=lambda: die_with_parent(os.getppid()))
-    import torch  # after that: it takes seconds
+    import torch
     from deepspeed.checkpoint import ds_to_universal
 
-    torch.load = without_other_entries(torch.load)
+    torch.load = tensors_only(torch.load)
     ds_to_universal.main(ds_to_universal.parse_arguments())
 
 
-def without_other_entries(load: Any) -> Any:
-    """torch.load without the entries of a model that are no tensors: megatron-core's layers have an entry for the state
-    of FP8 that is None elsewhere, and the conversion takes all entries for tensors."""
+def tensors_only(load: Callable[..., Any]) -> Callable[..., Any]:
+    """``torch.load`` without those entries of a model that are not tensors, which the conversion cannot handle.
+
+    megatron-core's layers have an entry for the state of FP8, which is None without FP8.
+    """
     import torch
 
     def load_tensors_of_model(*arguments: Any, **keywords: Any) -> Any:

@@ -14,7 +14,7 @@ import uuid
 import psutil
 import pytest
 from helpers.datasets import ROOT
-from trainer import process as pretrain_process
+from trainer import process as rank_process
 from trainer.process import check_command_line, complete_environment
 
 from megatron_bfp import OptionError
@@ -22,12 +22,13 @@ from megatron_bfp import OptionError
 SECONDS = 8.0
 PRELUDE = """
 import multiprocessing, os, signal, sys, time
-from trainer import process as rank_process
-from trainer.process import Lifeline, die_with_parent, run_rank
+from trainer import lifeline
+from trainer.lifeline import Lifeline, die_with_parent
+from trainer.process import run_rank
 from megatron_bfp.errors import InputError
 
 rank = int(os.environ["RANK"])
-rank_process.GRACE_SECONDS = float(os.environ["GRACE"])
+lifeline.GRACE_SECONDS = float(os.environ["GRACE"])
 
 def share(work):  # what a broadcast does
     path = os.environ["SHARED"]
@@ -97,25 +98,25 @@ class Ranks:
 
     def end(self, seconds=SECONDS):
         """Exit statuses, and what was printed as errors, when all processes have ended in time."""
-        found = []
+        ended = []
         end = time.monotonic() + seconds + 3  # to start
         for process in self.processes:
             _, errors = process.communicate(timeout=max(0.1, end - time.monotonic()))
-            found.append((process.returncode, errors))
+            ended.append((process.returncode, errors))
         while self.left() and time.monotonic() < end:
             time.sleep(0.05)
         assert not self.left()
-        return found
+        return ended
 
     def left(self):
-        found = []
+        left = []
         for process in psutil.process_iter():
             try:
                 if process.status() != psutil.STATUS_ZOMBIE and process.environ().get("NAME_OF_RUN") == self.name:
-                    found.append(process)
+                    left.append(process)
             except psutil.Error:
                 pass
-        return found
+        return left
 
 
 @pytest.fixture
@@ -149,8 +150,8 @@ def ranks(tmp_path):
     ],
 )
 def test_fault_C02_a_rank_ends_with_its_workers(ranks, body, status, printed):
-    ((found, errors),) = ranks(body).end()
-    assert found == status
+    ((actual, errors),) = ranks(body).end()
+    assert actual == status
     assert printed in errors and (printed or not errors)
 
 
@@ -177,10 +178,10 @@ def test_fault_C02_other_ranks_end_with_a_lost_one(ranks, lost, accident, status
         f"time.sleep(0.3)\n    {accident}\ntime.sleep(600)",
         3,
     )
-    found = run.end()
-    others = {rank: (1 if status == -9 else status, f"rank {lost} has ended before its time") for rank in range(3)}
-    for rank, (found_status, errors) in enumerate(found):
-        assert found_status == (status if rank == lost else others[rank][0]), found
+    ended = run.end()
+    others = {rank: (1 if status == -9 else status, f"rank {lost} ended unexpectedly") for rank in range(3)}
+    for rank, (actual, errors) in enumerate(ended):
+        assert actual == (status if rank == lost else others[rank][0]), ended
         assert (others[rank][1] in errors) == (rank == 0 != lost)  # once on each node
 
 
@@ -197,8 +198,8 @@ def test_fault_C02_a_lost_rank_is_noticed_also_if_a_process_of_it_is_left(ranks)
 
 
 def test_fault_C02_an_error_of_all_ranks_is_told_by_each_itself(ranks):
-    found = ranks("if rank == 0:\n    time.sleep(1)\nraise InputError('bad data')", 2, grace=3).end()
-    assert found == [(2, "trainer: error: bad data\n"), (2, "trainer (rank 1): error: bad data\n")]
+    ended = ranks("if rank == 0:\n    time.sleep(1)\nraise InputError('bad data')", 2, grace=3).end()
+    assert ended == [(2, "trainer: error: bad data\n"), (2, "trainer (rank 1): error: bad data\n")]
 
 
 def test_fault_C02_a_rank_that_is_done_ends_no_other(ranks):
@@ -222,7 +223,7 @@ def test_fault_C02_without_a_connection_a_rank_goes_on(ranks):
     assert status == 0 and "rank 1: no connection to 127.0.0.1:1 (" in errors
 
 
-LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", *pretrain_process.OTHER_LAUNCHERS)
+LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", *rank_process.OTHER_LAUNCHERS)
 
 
 @pytest.fixture
@@ -267,7 +268,7 @@ def test_fault_C05_a_launcher_s_variables_are_kept(environment):
     ],
 )
 def test_fault_C05_processes_that_do_not_know_each_other_are_refused(environment, monkeypatch, variables, named):
-    monkeypatch.setattr(pretrain_process.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(rank_process.importlib.util, "find_spec", lambda name: None)
     environment(**variables)
     with pytest.raises(OptionError, match=named):
         complete_environment()

@@ -1,6 +1,6 @@
-"""Whether checkpoints can be written to a folder: looked at before training starts, and not found out at the first one.
+"""Check that checkpoints can be written to a folder, before training starts rather than at the first checkpoint.
 
-Without torch, so that ``preflight.py`` answers at once.
+Imports no torch, so that preflight answers at once.
 """
 
 import os
@@ -11,18 +11,18 @@ from megatron_bfp.errors import OptionError
 from megatron_bfp.files import sync_file
 
 PROBE_BYTES = 1 << 20
-"""Written for a test: more than a file system keeps beside a file's name."""
+"""Size of the test file: more than a file system stores in the inode itself."""
 
 
 def check_save(folder: str, checkpoint_bytes: int = 0) -> None:
-    """Check that a folder can be made, written to and renamed in, and that it has room. Makes the folder.
+    """Check that a folder can be created, written to and renamed in, and has enough free space. Creates the folder.
 
     Args:
         folder: of ``--save``.
-        checkpoint_bytes: the least that one checkpoint takes.
+        checkpoint_bytes: fewest bytes that one checkpoint takes.
 
     Raises:
-        OptionError: it cannot be written, or has less room than that.
+        OptionError: it cannot be written, or has less free space than that.
     """
     try:
         _make(folder)
@@ -45,18 +45,18 @@ def check_save(folder: str, checkpoint_bytes: int = 0) -> None:
 
 
 def smallest_checkpoint(num_parameters: int) -> int:
-    """Bytes that a checkpoint takes at least: each weight and Adam's two averages in fp32."""
+    """Fewest bytes that a checkpoint takes: each weight and Adam's two averages in fp32."""
     return 12 * num_parameters
 
 
 def _make(folder: str) -> None:
-    """Make a folder and those above it, and force their names to disk."""
-    above = os.path.dirname(os.path.abspath(folder))
+    """Create a folder and its missing parents, and force their names to disk."""
+    parent = os.path.dirname(os.path.abspath(folder))
     if not os.path.isdir(folder):
-        if not os.path.isdir(above):
-            _make(above)
+        if not os.path.isdir(parent):
+            _make(parent)
         os.makedirs(folder, exist_ok=True)
-        sync_file(above)
+        sync_file(parent)
 
 
 def _write_and_remove(folder: str) -> None:
@@ -81,7 +81,7 @@ def _write_and_remove(folder: str) -> None:
 
 
 def _file_in_the_way(folder: str) -> str:
-    """The first part of a path that is there and no folder."""
+    """The innermost part of a path that exists, which is not a folder."""
     path = os.path.abspath(folder)
     while not os.path.lexists(path):
         path = os.path.dirname(path)

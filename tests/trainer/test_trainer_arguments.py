@@ -1,7 +1,7 @@
-"""Parts of the example trainer and of the quickstart that need no run of their own."""
+"""The command line: what is accepted and refused, the help, and the two readings of ``--data-path``."""
 
 import argparse
-import json
+import dataclasses
 import os
 import subprocess
 import sys
@@ -9,11 +9,11 @@ import time
 
 import pytest
 from helpers.datasets import ROOT
-from quickstart import check as quickstart_check
-from trainer import arguments as pretrain_arguments
+from trainer import arguments
 from trainer.arguments import blend, parse_arguments
+from trainer.config import ATTENTION_KERNELS, GROUPS, TrainerConfig
 
-from megatron_bfp import BFPError, OptionError
+from megatron_bfp import OptionError
 from megatron_bfp.commands.shared import Parser
 
 NEEDED = "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --micro-batch-size 1 --train-iters 100"
@@ -22,20 +22,6 @@ NEEDED += " --data-path data --seq-length 64 --tokenizer-model tokenizer.json"
 
 def options_of(text=""):
     return parse_arguments(f"{NEEDED} {text}".split())
-
-
-def test_the_learning_rate_warms_up_and_decays_along_a_cosine():
-    pytest.importorskip("deepspeed")
-    from trainer.training import learning_rate
-
-    options = options_of("--lr 1.0 --min-lr 0.1 --lr-warmup-iters 10")
-    assert [learning_rate(options, i) for i in (0, 4, 9, 10)] == [0.1, 0.5, 1.0, 1.0]
-    assert learning_rate(options, 55) == pytest.approx(0.55)
-    assert learning_rate(options, 100) == pytest.approx(0.1)
-    rates = [learning_rate(options, i) for i in range(10, 101)]
-    assert rates == sorted(rates, reverse=True)
-    assert learning_rate(options_of("--lr 1.0 --lr-decay-style constant"), 99) == 1.0
-    assert learning_rate(options_of("--lr 1.0 --lr-decay-iters 50"), 99) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -121,10 +107,10 @@ def test_fault_C11_every_option_has_a_text_and_tells_its_default_or_that_it_is_r
             parsers.append(self)
             return super().parse_args(argv)
 
-    monkeypatch.setattr(pretrain_arguments, "Parser", Watched)
+    monkeypatch.setattr(arguments, "Parser", Watched)
     options_of()
     (parser,) = parsers
-    formatter = pretrain_arguments.Help("")
+    formatter = arguments.Help("")
     for action in parser._actions:
         name = action.option_strings[0]
         text = formatter._expand_help(action)
@@ -142,7 +128,7 @@ def test_the_kernels_that_can_be_chosen_are_those_that_there_are():
     pytest.importorskip("torch")
     from megatron_bfp.attention.kernels import KERNELS
 
-    assert pretrain_arguments.ATTENTION_KERNELS == tuple(KERNELS)
+    assert ATTENTION_KERNELS == tuple(KERNELS)
 
 
 def test_the_feed_forward_size_is_llama_s():
@@ -151,83 +137,24 @@ def test_the_feed_forward_size_is_llama_s():
     assert options_of("--ffn-hidden-size 100").ffn_hidden_size == 100
 
 
-@pytest.fixture
-def logs(tmp_path):
-    def write(losses_of_each):
-        paths = []
-        for number, losses in enumerate(losses_of_each):
-            paths.append(str(tmp_path / f"{number}.log"))
-            lines = [f"iteration {i}/4 | loss {loss:.6f} | learning rate 1 | x\n" for i, loss in losses.items()]
-            (tmp_path / f"{number}.log").write_text("noise\n" + "".join(lines))
-        return paths
-
-    return write
+def test_the_configuration_is_frozen_and_has_the_fields_of_its_groups_once():
+    config = options_of("--num-layers 3")
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.num_layers = 4
+    names = [field.name for group in GROUPS.values() for field in dataclasses.fields(group)]
+    assert sorted(names) == sorted(field.name for field in dataclasses.fields(TrainerConfig))
+    assert len(names) == len(set(names))
 
 
-@pytest.mark.parametrize(
-    "first_half, resumed, status",
-    [
-        ({1: 19.0, 2: 8.0}, {3: 7.0, 4: 6.0}, 0),
-        ({1: 19.0, 2: 8.0}, {3: 7.0, 4: 6.000001}, 1),
-        ({1: 19.0, 2: 8.0}, {4: 6.0}, 1),
-        ({1: 19.0, 2: 8.0, 3: 7.0}, {3: 7.0, 4: 6.0}, 1),
-    ],
-)
-def test_the_quickstart_notices_a_resume_that_differs(logs, first_half, resumed, status):
-    assert quickstart_check.main(*logs([{1: 19.0, 2: 8.0, 3: 7.0, 4: 6.0}, first_half, resumed])) == status
-
-
-def test_the_quickstart_notices_a_loss_that_does_not_fall(logs):
-    assert quickstart_check.main(*logs([{1: 9.0, 2: 7.5}, {1: 9.0}, {2: 7.5}])) == 1
-
-
-def test_the_quickstart_s_corpus_is_this_python_s_source():
-    pytest.importorskip("tokenizers")
-    from quickstart.data import source_files
-
-    files = list(source_files())
-    assert len(files) > 1000 and len(set(files)) == len(files)
-    assert any(path.endswith("json/decoder.py") for _, path in files)
-
-
-def engine_config_of(tmp_path, config, text=""):
-    pytest.importorskip("deepspeed")
-    from trainer.engine import engine_config
-
-    path = tmp_path / "deepspeed.json"
-    path.write_text(config if isinstance(config, str) else json.dumps(config))
-    options = options_of(f"--global-batch-size 8 --deepspeed_config {path} {text}")
-    return engine_config(options, accumulation=8)
-
-
-def test_deepspeed_s_json_is_completed_by_the_options(tmp_path):
-    given = {
-        "train_batch_size": "auto",
-        "gradient_clipping": 1.0,
-        "bf16": {"enabled": "auto", "immediate_grad_update": True},
-        "zero_optimization": {"stage": 2, "overlap_comm": False},
-    }
-    config = engine_config_of(tmp_path, given, "--bf16")
-    assert config["train_batch_size"] == config["gradient_accumulation_steps"] == 8
-    assert config["bf16"] == {"enabled": True, "immediate_grad_update": True}
-    assert config["zero_optimization"] == {"stage": 2, "overlap_comm": False}
-    assert engine_config_of(tmp_path, {})["zero_optimization"] == {"stage": 0}
-    assert engine_config_of(tmp_path, {}, "--zero-stage 3")["zero_optimization"] == {"stage": 3}
-
-
-@pytest.mark.parametrize(
-    "config, text, named",
-    [
-        ({"train_batch_size": 16}, "", "train_batch_size is 16, the options say 8"),
-        ({"bf16": {"enabled": True}}, "", "bf16 is True"),
-        ({"zero_optimization": {"stage": 1}}, "--zero-stage 2", "--zero-stage 2"),
-        ({"optimizer": {"type": "Adam"}}, "", "take out optimizer"),
-        ({"fp16": {"enabled": True}}, "", "take out fp16"),
-        ("[1]", "", "not a JSON object"),
-        ("{", "", "deepspeed.json"),
-    ],
-)
-def test_a_json_that_contradicts_the_options_is_refused(tmp_path, config, text, named):
-    pytest.importorskip("deepspeed")
-    with pytest.raises(BFPError, match=named):
-        engine_config_of(tmp_path, config, text)
+def test_a_configuration_made_by_keywords_is_that_of_the_command_line():
+    made = TrainerConfig(
+        num_layers=2,
+        hidden_size=64,
+        num_attention_heads=4,
+        micro_batch_size=1,
+        train_iters=100,
+        data_path=("data",),
+        seq_length=64,
+        tokenizer_model="tokenizer.json",
+    )
+    assert made == options_of()

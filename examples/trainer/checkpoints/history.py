@@ -1,15 +1,15 @@
-"""A run goes on only with the data, the order of samples and the model that it began with.
+"""What a run trains on: a resumed run must have the data, the order of samples and the model that it started with.
 
-Each checkpoint records what decides them: options, the fingerprint of each dataset, and a digest of the order of the
-samples that were consumed. The digest is of the order itself, so it notices whatever changes that, known or not: with
-concatenation also ``--train-iters``, where it changes the number of epochs. A run that is to go on with something else
-says ``--override-checkpoint-args``.
+Each checkpoint records what determines them: options, the fingerprint of each dataset, and a digest of the order of the
+samples consumed. The digest is of the order itself, so it catches every change of it, whatever the cause. With
+concatenation, that may be ``--train-iters``, which can change the number of epochs. To resume with other data or
+another model, give ``--override-checkpoint-args``.
 """
 
-import argparse
 import hashlib
 import json
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,43 +18,42 @@ from megatron_bfp.indexed_dataset.reader import IndexedDataset
 from megatron_bfp.sequence_index.fingerprints import sampled_fingerprint
 from megatron_bfp.sequence_index.key import split_fractions
 
-from .arguments import blend
-from .data import origin_of
+from ..arguments import blend, flag
+from ..config import TrainerConfig, key_value_heads
+from ..data import origin_of
 
 ORDER_SAMPLES = 16
-"""So many of the consumed samples are looked up for the digest of their order."""
+"""How many of the consumed samples are looked up for the digest of their order."""
 DATA_OPTIONS = ("seed", "split", "seq_length", "data_impl", "max_documents_per_sequence")
 DATA_OPTIONS += ("dataloader_inter_document_masking", "eod_mask_loss")
 MODEL_OPTIONS = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "rotary_base", "norm_epsilon")
 OVERRIDE = "--override-checkpoint-args"
 
 
-def describe_run(options: argparse.Namespace, tokenizer: Any) -> dict[str, Any]:
-    """What decides a run's data and model, as JSON: "options", by name and value, and "corpora".
+def describe_run(config: TrainerConfig, tokenizer: Any) -> dict[str, Any]:
+    """What determines a run's data and model, as JSON: "options", by name and value, and "corpora".
 
     Raises:
         BFPError: a dataset cannot be read.
     """
-    found = {f"--{name.replace('_', '-')}": getattr(options, name) for name in DATA_OPTIONS + MODEL_OPTIONS}
-    found["--num-query-groups"] = (
-        options.num_query_groups if options.group_query_attention else options.num_attention_heads
-    )
-    found["--tokenizer-model (size of its vocabulary)"] = tokenizer.vocab_size
-    found["--eod-token (its id)"] = tokenizer.eod
-    return {"options": found, "corpora": _corpora(options.data_path)}
+    options = {flag(name): getattr(config, name) for name in DATA_OPTIONS + MODEL_OPTIONS}
+    options["--num-query-groups"] = key_value_heads(config)
+    options["--tokenizer-model (size of its vocabulary)"] = tokenizer.vocab_size
+    options["--eod-token (its id)"] = tokenizer.eod
+    return {"options": options, "corpora": _corpora(config.data_path)}
 
 
-def _corpora(data_path: list[str]) -> list[dict[str, Any]]:
+def _corpora(data_path: Sequence[str]) -> list[dict[str, Any]]:
     """Each dataset's prefix, fingerprint and share of the samples."""
     prefixes, weights = blend(data_path)
     total = math.fsum(weights) if weights else None
-    found = []
+    corpora = []
     for number, prefix in enumerate(prefixes):
         dataset = IndexedDataset(prefix, needs_bin=False)
         fingerprint = sampled_fingerprint(dataset.idx_content)["sampled_sha256"]
         share = weights[number] / total if weights else None
-        found.append({"prefix": prefix, "documents": dataset.num_documents, "idx": fingerprint, "share": share})
-    return found
+        corpora.append({"prefix": prefix, "documents": dataset.num_documents, "idx": fingerprint, "share": share})
+    return corpora
 
 
 def differences(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
@@ -64,20 +63,21 @@ def differences(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
         saved: of ``describe_run``, read from a checkpoint.
         now: the same of this run.
     """
-    found = []
+    changes = []
     for name, value in now["options"].items():
-        before = saved["options"].get(name, value)  # an option that is younger than the checkpoint
+        before = saved["options"].get(name, value)  # the option may be newer than the checkpoint
         if not _is_same(name, before, value):
-            found.append(f"{name} {_text(before)}, not {_text(value)}")
+            changes.append(f"{name} {_text(before)}, not {_text(value)}")
     before, after = saved["corpora"], now["corpora"]
     if len(before) != len(after):
-        return [*found, f"--data-path of {len(before)} datasets, not {len(after)}"]
+        return [*changes, f"--data-path of {len(before)} datasets, not {len(after)}"]
     for old, new in zip(before, after, strict=True):
         if old["idx"] != new["idx"]:
-            found.append(f"--data-path {_corpus(old)}, not {_corpus(new)}")
+            changes.append(f"--data-path {_corpus(old)}, not {_corpus(new)}")
         elif not _is_same_share(old["share"], new["share"]):
-            found.append(f"--data-path with {_percent(old['share'])} of {new['prefix']}, not {_percent(new['share'])}")
-    return found
+            shares = _percent(old["share"]), _percent(new["share"])
+            changes.append(f"--data-path with {shares[0]} of {new['prefix']}, not {shares[1]}")
+    return changes
 
 
 def _is_same(name: str, before: Any, after: Any) -> bool:
@@ -109,13 +109,13 @@ def _percent(share: float | None) -> str:
 
 
 class DataHistory:
-    """What a run has consumed, over all its parts.
+    """What a run has consumed since it started, over all resumes.
 
     Args:
         description: of ``describe_run``.
         dataset: the training set.
-        first_sample: where this part of the run begins.
-        consumed: samples of each dataset that earlier parts consumed, by prefix.
+        first_sample: where this process resumed; 0 for a new run.
+        consumed: samples of each dataset that were consumed before that, by prefix.
     """
 
     def __init__(
@@ -132,21 +132,21 @@ class DataHistory:
             counts = np.bincount(numbers, minlength=len(corpora)).tolist()
         else:
             counts = [num_samples - self.first_sample]
-        found = dict(self._before)
+        totals = dict(self._before)
         for corpus, count in zip(corpora, counts, strict=True):
-            found[corpus["prefix"]] = found.get(corpus["prefix"], 0) + count
-        return found
+            totals[corpus["prefix"]] = totals.get(corpus["prefix"], 0) + count
+        return totals
 
     def order(self, num_samples: int) -> str:
         """Digest of the order of the first ``num_samples`` samples."""
         steps = max(1, ORDER_SAMPLES - 1)
         samples = sorted({(num_samples - 1) * step // steps for step in range(steps + 1)}) if num_samples else []
         prefixes = [corpus["prefix"] for corpus in self.description["corpora"]]
-        found = []
+        origins = []
         for sample in samples:
             origin = origin_of(self.dataset, sample)
-            found.append([sample, prefixes.index(origin.prefix), origin.sequence, origin.documents])
-        return hashlib.sha256(json.dumps(found).encode()).hexdigest()
+            origins.append([sample, prefixes.index(origin.prefix), origin.sequence, origin.documents])
+        return hashlib.sha256(json.dumps(origins).encode()).hexdigest()
 
     def at(self, num_samples: int) -> dict[str, Any]:
         """What a checkpoint after ``num_samples`` samples records, as JSON."""

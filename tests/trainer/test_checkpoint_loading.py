@@ -1,13 +1,10 @@
-"""Parts of long runs that need no launcher: which checkpoint is complete, what it may be resumed with, and signals."""
+"""Which checkpoint is complete, which one is the latest, and what it may be resumed or converted with."""
 
 import errno
 import json
 import os
-import signal
-import socket
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -15,23 +12,12 @@ from helpers.datasets import ROOT
 
 pytest.importorskip("deepspeed")
 
-import torch
-from torch import distributed
-from trainer import checkpoints as pretrain_checkpoints
-from trainer import ranks as pretrain_ranks
-from trainer import ranks as pretrain_signals
 from trainer.arguments import parse_arguments
-from trainer.checkpoints import Checkpoint, SavedRun, check_options, convert, open_checkpoint
-from trainer.ranks import (
-    STOP_SIGNALS,
-    StopRequest,
-    check_shared,
-    leave_signals_to_the_trainer,
-    on_each_node,
-    on_first_rank,
-)
+from trainer.checkpoints import folder, saving
+from trainer.checkpoints.folder import Checkpoint, SavedRun, latest_checkpoint, open_checkpoint
+from trainer.checkpoints.loading import check_options, convert
 
-from megatron_bfp.errors import InputError, OptionError, SequenceIndexError
+from megatron_bfp.errors import InputError, OptionError
 
 SAVED = SavedRun(3, 24, 8, 4, 1, 1)
 NEEDED = "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --micro-batch-size 1 --train-iters 100"
@@ -70,46 +56,45 @@ def test_a_complete_checkpoint_says_what_it_is(checkpoint):
 )
 def test_a_checkpoint_that_is_not_complete_is_skipped_by_name(checkpoint, monkeypatch, spoil, problem):
     lines = []
-    monkeypatch.setattr(pretrain_checkpoints, "log", lines.append)
+    monkeypatch.setattr(folder, "log", lines.append)
     whole, spoilt = checkpoint("iter_0000999"), checkpoint("iter_10000000")
     checkpoint("iter_0000003")
     checkpoint("iter_10000001_universal")
     spoil(spoilt)
-    found = pretrain_checkpoints._latest(str(whole.parent))
-    assert found.path == str(whole)
+    assert latest_checkpoint(str(whole.parent)).path == str(whole)
     assert len(lines) == 1 and lines[0].startswith(f"--load {whole.parent}: skipped {spoilt}: {problem}")
 
 
 def test_the_latest_checkpoint_is_that_of_the_highest_number(checkpoint):
     for name in ("iter_9999999", "iter_10000000", "iter_0000001"):
-        folder = checkpoint(name)
-    assert pretrain_checkpoints._latest(str(folder.parent)).path.endswith("iter_10000000")
+        path = checkpoint(name)
+    assert latest_checkpoint(str(path.parent)).path.endswith("iter_10000000")
 
 
 def test_checkpoints_are_removed_by_number_too(checkpoint, monkeypatch):
-    monkeypatch.setattr(pretrain_checkpoints, "log", lambda line: None)
+    monkeypatch.setattr(saving, "log", lambda line: None)
     for name in ("iter_9999998", "iter_9999999", "iter_10000000", "iter_10000001", "iter_10000002_universal"):
         folder = checkpoint(name)
     (folder.parent / "iter_9999999" / "complete.json").unlink()
-    pretrain_checkpoints._remove_older(str(folder.parent), 10_000_001, 2)
+    saving._remove_older(str(folder.parent), 10_000_001, 2)
     left = ["iter_10000000", "iter_10000001", "iter_10000002_universal", "iter_9999999"]
     assert sorted(os.listdir(folder.parent)) == left
     for _ in range(2):
-        pretrain_checkpoints._remove_older(str(folder.parent), 10_000_001, 1)
+        saving._remove_older(str(folder.parent), 10_000_001, 1)
     assert sorted(os.listdir(folder.parent)) == left[1:]
-    pretrain_checkpoints._remove_older(str(folder.parent), 10_000_000, 1)
+    saving._remove_older(str(folder.parent), 10_000_000, 1)
     assert sorted(os.listdir(folder.parent)) == left[1:]
 
 
 def test_a_folder_that_cannot_be_listed_is_one_error(checkpoint, monkeypatch):
-    folder = checkpoint("iter_0000003").parent
+    parent = checkpoint("iter_0000003").parent
 
     def stale(path):
         raise OSError(errno.ESTALE, "Stale file handle")
 
-    monkeypatch.setattr(pretrain_checkpoints.os, "listdir", stale)
-    with pytest.raises(InputError, match=f"--load {folder}: cannot be read: Stale file handle"):
-        pretrain_checkpoints._latest(str(folder))
+    monkeypatch.setattr(folder.os, "listdir", stale)
+    with pytest.raises(InputError, match=f"--load {parent}: cannot be read: Stale file handle"):
+        latest_checkpoint(str(parent))
 
 
 def test_fault_C02_a_conversion_ends_with_its_trainer():
@@ -144,8 +129,8 @@ def test_fault_C02_a_conversion_ends_with_its_trainer():
 
 
 def test_an_empty_or_missing_folder_has_no_checkpoint(tmp_path):
-    assert pretrain_checkpoints._latest(str(tmp_path)) is None
-    assert pretrain_checkpoints._latest(str(tmp_path / "missing")) is None
+    assert latest_checkpoint(str(tmp_path)) is None
+    assert latest_checkpoint(str(tmp_path / "missing")) is None
 
 
 @pytest.mark.parametrize(
@@ -166,87 +151,8 @@ def test_options_that_a_checkpoint_does_not_fit_are_named(text, named):
 
 def test_what_deepspeed_cannot_convert_is_one_error(checkpoint, tmp_path):
     folder = checkpoint("iter_0000003")
-    with pytest.raises(InputError, match="resume with the 4 data-parallel ranks that saved it, or mend that"):
+    with pytest.raises(InputError, match="resume with the 4 data-parallel ranks that saved it, or fix that"):
         convert(open_checkpoint(str(folder)), str(tmp_path))
     saved = SavedRun(3, 24, 8, 4, tensor_model_parallel_size=2, zero_stage=3)
     with pytest.raises(OptionError, match="cannot convert ZeRO 3 with tensor parallelism"):
         convert(Checkpoint("there", saved, None), str(tmp_path))
-
-
-@pytest.fixture
-def one_rank():
-    """A process group of this process alone; signals are handled as before afterwards."""
-    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
-    is_first = not distributed.is_initialized()  # tests of other files leave theirs
-    if is_first:
-        distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
-    yield
-    if is_first:
-        distributed.destroy_process_group()
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
-@pytest.mark.parametrize("number", STOP_SIGNALS)
-def test_a_signal_is_noted_and_kept(one_rank, number):
-    request = StopRequest(torch.device("cpu"), minutes=5)
-    assert request.agreed() == (0, False)
-    os.kill(os.getpid(), number)
-    assert request.agreed() == request.agreed() == (number, False)
-
-
-def test_the_time_of_a_run_is_up(one_rank):
-    assert StopRequest(torch.device("cpu"), minutes=0).agreed() == (0, True)
-
-
-def test_processes_that_read_samples_ignore_signals(one_rank):
-    leave_signals_to_the_trainer(0)
-    for number in STOP_SIGNALS:
-        os.kill(os.getpid(), number)
-
-
-def test_fault_C02_processes_that_read_samples_die_with_their_trainer(monkeypatch, one_rank):
-    parents = []
-    monkeypatch.setattr(pretrain_signals, "die_with_parent", parents.append)
-    monkeypatch.setattr(pretrain_signals.multiprocessing, "parent_process", lambda: SimpleNamespace(pid=42))
-    leave_signals_to_the_trainer(0)
-    assert parents == [42]
-
-
-def test_fault_C03_a_folder_that_a_node_cannot_write_or_see_is_named(one_rank, tmp_path, monkeypatch):
-    check_shared(str(tmp_path))
-    on_each_node(lambda: None)
-
-    def err():
-        raise OptionError("--save there: cannot be written")
-
-    with pytest.raises(OptionError, match=rf"--save there: cannot be written \(node {socket.gethostname()}\)"):
-        on_each_node(err)
-    monkeypatch.setattr(pretrain_ranks.os.path, "exists", lambda path: False)
-    with pytest.raises(OptionError, match=f"--save {tmp_path}: node {socket.gethostname()} does not see it"):
-        check_shared(str(tmp_path))
-    assert os.listdir(tmp_path) == []
-
-
-def test_rank_0_works_and_errs_for_all(one_rank):
-    assert on_first_rank(lambda: [1]) == [1]
-
-    def err():
-        raise SequenceIndexError("damaged")
-
-    with pytest.raises(OptionError, match="damaged"):
-        on_first_rank(err)
-
-
-def test_a_reader_of_the_log_that_is_gone_stops_nothing():
-    """In a process of its own, whose output is a pipe that nobody reads."""
-    code = "from trainer import ranks; ranks.distributed.get_rank = lambda: 0\n"
-    code += "for _ in range(3): ranks.log('lost')"
-    reader, writer = os.pipe()
-    os.close(reader)
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "examples")])}
-    done = subprocess.run(
-        [sys.executable, "-c", code], stdout=writer, stderr=subprocess.PIPE, text=True, env=environment
-    )
-    os.close(writer)
-    assert (done.returncode, done.stderr) == (0, "")

@@ -1,0 +1,127 @@
+"""Saving a checkpoint: its files are on disk before ``complete.json``, and that before older checkpoints go."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import re
+import time
+from typing import Any
+
+import torch
+from deepspeed.checkpoint import constants
+from megatron.core import parallel_state
+from torch import distributed
+
+from megatron_bfp.errors import InputError
+from megatron_bfp.files import sync_file, write_whole
+
+from ..config import TrainerConfig, key_value_heads
+from ..ranks import log, timestamp
+from .folder import COMPLETE, SavedRun, checkpoint_names, open_checkpoint, remove_checkpoint, removing
+from .history import DataHistory
+from .save_folder import smallest_checkpoint
+
+
+def smallest_of(config: TrainerConfig, vocab_size: int) -> int:
+    """Fewest bytes that a checkpoint of this configuration takes; needs no model."""
+    hidden = config.hidden_size
+    attention = 2 * hidden * hidden + 2 * hidden * hidden * key_value_heads(config) // config.num_attention_heads
+    layer = attention + 3 * hidden * config.ffn_hidden_size
+    return smallest_checkpoint(config.num_layers * layer + 2 * vocab_size * hidden)
+
+
+def save_checkpoint(engine: Any, config: TrainerConfig, iteration: int, history: DataHistory) -> None:
+    """Save everything a run needs to resume exactly, then remove checkpoints beyond ``--keep-last``. Call it on all
+    ranks."""
+    start = time.monotonic()
+    name = f"iter_{iteration:07d}"
+    path = os.path.join(config.save, name)
+    if distributed.get_rank() == 0:
+        remove_checkpoint(path)  # files of another number of ranks would mix with ours
+    distributed.barrier()
+    state = {constants.UNIVERSAL_CHECKPOINT_INFO: _tensor_parallel_layout(engine.module)}
+    engine.save_checkpoint(config.save, tag=name, client_state=state, save_latest=False)
+    distributed.barrier()  # all ranks have written
+    if os.environ.get("LOCAL_RANK", "0") == "0":  # each node has its own files to bring to disk
+        _sync(path)
+    distributed.barrier()
+    if distributed.get_rank() == 0:
+        _complete(path, _saved_run(engine, config, iteration, history))
+        if config.keep_last:
+            _remove_older(config.save, iteration, config.keep_last)
+    distributed.barrier()  # a rank that ended before could make its launcher kill rank 0
+    log(f"saved {path} in {time.monotonic() - start:.1f} s | {timestamp()}")
+
+
+def _saved_run(engine: Any, config: TrainerConfig, iteration: int, history: DataHistory) -> SavedRun:
+    consumed_samples = iteration * config.global_batch_size
+    return SavedRun(
+        iteration=iteration,
+        consumed_samples=consumed_samples,
+        global_batch_size=config.global_batch_size,
+        data_parallel_size=parallel_state.get_data_parallel_world_size(),
+        tensor_model_parallel_size=parallel_state.get_tensor_model_parallel_world_size(),
+        zero_stage=engine.zero_optimization_stage(),
+        data=history.at(consumed_samples),
+    )
+
+
+def _complete(path: str, saved: SavedRun) -> None:
+    """Declare a checkpoint complete, whose files are on disk, and the latest: each on disk before the next."""
+    folder = os.path.dirname(path)
+    sync_file(folder)
+    content = dataclasses.asdict(saved) | {"files": _sizes(path)}
+    write_whole(os.path.join(path, COMPLETE), json.dumps(content, indent=1).encode())
+    sync_file(path)
+    write_whole(os.path.join(folder, "latest"), os.path.basename(path).encode())
+    sync_file(folder)
+
+
+def _remove_older(folder: str, iteration: int, number: int) -> None:
+    """Remove complete checkpoints before ``iteration``, so that ``number`` are left with it. One that another process
+    reads stays until the next time."""
+    names, complete = checkpoint_names(folder), []
+    for older in sorted(other for other in names if other < iteration):
+        with contextlib.suppress(InputError):
+            complete.append(open_checkpoint(os.path.join(folder, names[older])).path)
+    for path in complete[: max(0, len(complete) - (number - 1))]:
+        with removing(path) as is_free:
+            if not is_free:
+                log(f"kept {path}, which another process reads")
+                continue
+            try:
+                remove_checkpoint(path)
+                log(f"removed {path} (--keep-last {number})")
+            except OSError as error:
+                log(f"{path} could not be removed (--keep-last {number}): {error}")
+
+
+def _tensor_parallel_layout(model: torch.nn.Module) -> dict[str, Any]:
+    """How the parts of each parameter fit together, for DeepSpeed's conversion. It takes patterns of names: parts are
+    joined along the first dimension, unless a pattern says otherwise."""
+    rows, whole = set(), set()
+    for name, parameter in model.named_parameters():
+        pattern = re.sub(r"\d+", r"\\d+", re.escape(name)) + "$"
+        if not getattr(parameter, "tensor_model_parallel", False):
+            whole.add(pattern)
+        elif parameter.partition_dim == 1:
+            rows.add(pattern)
+    return {
+        constants.UNIVERSAL_CHECKPOINT_VERSION_KEY: constants.UNIVERSAL_CHECKPOINT_VERSION_VALUE,
+        constants.TP_REPLICATED_PARAMETER_PATTERNS: sorted(whole),
+        constants.PARAMETER_WITH_ROW_PARALLELISM_PATTERNS: sorted(rows),
+    }
+
+
+def _sync(path: str) -> None:
+    """Force a checkpoint's files and folders to disk, inner ones first."""
+    for folder, _, names in os.walk(path, topdown=False):
+        for name in names:
+            sync_file(os.path.join(folder, name))
+        sync_file(folder)
+
+
+def _sizes(path: str) -> dict[str, int]:
+    files = [os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names]
+    return {os.path.relpath(file, path): os.path.getsize(file) for file in sorted(files)}

@@ -1,0 +1,46 @@
+"""What a run stops at, how its work is counted, and where its numbers are written."""
+
+import json
+import math
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("megatron.core")
+
+from trainer.evaluation import Evaluation
+from trainer.log import Log, SpikeDetector, Work, model_flops
+
+
+def test_a_run_stops_at_spikes_and_at_what_is_no_number():
+    detector = SpikeDetector(3.0)
+    assert all(detector.reason(loss, 1.0) is None for loss in [9.0, 30.0, *[5.0] * 10])
+    assert "30.0" in detector.reason(30.0, 1.0)
+    assert "nan" in detector.reason(math.nan, 1.0)
+    assert "gradient norm is inf" in detector.reason(5.0, math.inf)
+    assert detector.reason(6.0, 1.0) is None
+    assert SpikeDetector(0.0).reason(1e9, 1.0) is None
+
+
+def test_flops_count_real_attention():
+    # one sequence of 8 tokens in chunks of 5 and 3, a model of 100 weights, 2 layers, hidden size 4
+    assert model_flops(Work(8, 25 + 9), 100, 2, 4) == 6 * 8 * 100 + 6 * 34 * 2 * 4
+    assert model_flops(Work(8, 64), 0, 1, 4) == 3 * (2 * 2 * 8 * 8 / 2 * 4)
+
+
+def test_events_go_to_tensorboard(tmp_path):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    log = Log(None, str(tmp_path))
+    for iteration in (1, 2):
+        log.write("train", iteration, {"loss": 1.5 * iteration})
+    events = accumulator.EventAccumulator(str(tmp_path)).Reload()
+    assert [(event.step, event.value) for event in events.Scalars("train/loss")] == [(1, 1.5), (2, 3.0)]
+
+
+def test_events_are_json_lines(tmp_path):
+    for _ in range(2):
+        log = Log(str(tmp_path / "log.jsonl"), None)
+        log.write("train", 3, {"loss": 1.5})
+    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert lines == [{"event": "train", "iteration": 3, "loss": 1.5}] * 2
+    assert Evaluation(1000.0, 1).perplexity == math.inf
