@@ -9,7 +9,7 @@ from ..errors import InputError, OptionError
 from ..files import write_whole
 from ..indexed_dataset.reader import IndexedDataset
 from ..inspection.page import to_html
-from ..inspection.view import Chunk, SequenceView, to_text, view_sequence
+from ..inspection.view import SequenceView, ShownChunk, to_text, view_sequence
 from ..sequence_index.key import SPLIT_NAMES
 from ..sequence_index.split import PackedSplit
 from ..tokenizers.interface import Tokenizer
@@ -150,7 +150,7 @@ def _entry(
     }
 
 
-def _chunk_entry(chunk: Chunk, view: SequenceView, tokenizer: Tokenizer | None) -> dict[str, Any]:
+def _chunk_entry(chunk: ShownChunk, view: SequenceView, tokenizer: Tokenizer | None) -> dict[str, Any]:
     entry = {
         "position": chunk.begin,
         "length": chunk.length,
