@@ -236,7 +236,7 @@ def interrupted(*_):
 
 @pytest.fixture
 def stopped_between_names(run, corpus, tmp_path, monkeypatch):
-    """A run that was stopped when its .bin had its name, and its .idx had not."""
+    """A job that was stopped when its .bin had its name, and its .idx had not."""
 
     def move_one(bin_file, idx_file, prefix):
         os.replace(bin_file, f"{prefix}.bin")
