@@ -76,7 +76,7 @@ class TaskJoiner:
             self._copies.pop(0).result()
 
     def finish(self, progress: Progress = without_progress) -> None:
-        """Write each dataset's .idx. All tasks must be finished.
+        """Write each dataset's .idx, and close the files. All tasks must be finished.
 
         Raises:
             As ``add``.
@@ -85,6 +85,7 @@ class TaskJoiner:
             copy.result()
         for dataset in self._opened():
             dataset.finish(progress)
+            dataset.close()
 
     def _opened(self) -> list["GrowingDataset"]:
         if not self._datasets:

@@ -152,13 +152,18 @@ def _file_pieces(path: str, left: int) -> Iterator[Piece]:
         else:
             start += file.read(CHECKED_BYTES)
             check_lines(start, len(start) == num_bytes, path)
-            begin = 0
-            while begin < num_bytes:
-                rest = num_bytes - begin
-                count = -(-rest // task_bytes(left - begin))  # equal pieces, rather than a small one at the end
-                end = begin - (-rest // count)
-                yield Piece(path, end - begin, begin, end)
-                begin = end
+            yield from _range_pieces(path, num_bytes, left)
+
+
+def _range_pieces(path: str, num_bytes: int, left: int) -> Iterator[Piece]:
+    """Ranges of bytes of a plain JSON Lines file."""
+    begin = 0
+    while begin < num_bytes:
+        rest = num_bytes - begin
+        count = -(-rest // task_bytes(left - begin))  # equal pieces, rather than a small one at the end
+        end = begin - (-rest // count)
+        yield Piece(path, end - begin, begin, end)
+        begin = end
 
 
 def _row_group_pieces(path: str, num_bytes: int, sizes: list[int], left: int) -> Iterator[Piece]:

@@ -36,27 +36,12 @@ class HuggingFaceTokenizer(Tokenizer):
     def __init__(
         self, path: str, eod_token: str | None = None, needs_eod: bool = True, *, bos_token: str | None = None
     ) -> None:
-        try:
-            from tokenizers import Tokenizer as Library
-        except ImportError:
-            raise OptionError("the tokenizers package is missing: pip install 'megatron-bfp[preprocess]'") from None
         file_path = file_in_folder(path) if os.path.isdir(path) else path
-        content = self._read(file_path)
         config = _configuration(path)
         eod_token = eod_token if eod_token is not None else config.eos
         bos_name = bos_token if bos_token is not None else config.bos
         self._markers = {token for token in (eod_token, bos_name) if token is not None}
-        with library_errors(lambda error: not_of_type(file_path, content, "HuggingFaceTokenizer", error)):
-            description = json.loads(content)
-            library = Library.from_str(json.dumps(description))
-            vocabulary = library.get_vocab(with_added_tokens=True)
-            self._library = Library.from_str(json.dumps(self.document_description()))
-            self.library_adds_before, self.library_adds_after = _added_around(library, vocabulary)
-        self._ids = _renumbering(self._library.get_vocab(with_added_tokens=True), vocabulary)
-        # Unigram models weigh the ways through a whole text, with sums that lose digits in a long one.
-        self._is_local = description["model"].get("type") != "Unigram"
-        self._refuse_special_texts(description, vocabulary)
-        self.vocab_size = max(vocabulary.values(), default=-1) + 1
+        vocabulary = self._load(file_path)
         if eod_token is None and needs_eod:
             raise has_no_eod(path)
         for option, token in (("--eod-token", eod_token), ("--bos-token", bos_token)):
@@ -67,14 +52,43 @@ class HuggingFaceTokenizer(Tokenizer):
             self.bos = vocabulary[bos_name]
         else:
             self.bos = self.library_adds_before[0] if self.library_adds_before else None
-        if config.adds_bos is not None and config.adds_bos != bool(self.library_adds_before):
-            self.warning = (
-                f"{file_path} {'adds' if self.library_adds_before else 'adds no'} BOS, which is what Megatron with "
-                f"transformers 5 writes; its tokenizer_config.json has add_bos_token {str(config.adds_bos).lower()}, "
-                "which older versions go by. --append-bos or --no-append-bos decides"
-            )
+        self.warning = self._disagreement(config)
         if needs_eod and eod_token is not None and self.eod in self.encode_batch([eod_token])[0]:
             raise self._eod_is_in_texts(eod_token)
+
+    def _load(self, path: str) -> dict[str, int]:
+        """Load the file; returns its vocabulary, token -> id.
+
+        Raises:
+            OptionError: it cannot be read, or is not a tokenizer.
+        """
+        try:
+            from tokenizers import Tokenizer as Library
+        except ImportError:
+            raise OptionError("the tokenizers package is missing: pip install 'megatron-bfp[preprocess]'") from None
+        content = self._read(path)
+        with library_errors(lambda error: not_of_type(path, content, "HuggingFaceTokenizer", error)):
+            description = json.loads(content)
+            library = Library.from_str(json.dumps(description))
+            vocabulary = library.get_vocab(with_added_tokens=True)
+            self._library = Library.from_str(json.dumps(self.document_description()))
+            self.library_adds_before, self.library_adds_after = _added_around(library, vocabulary)
+        self._ids = _renumbering(self._library.get_vocab(with_added_tokens=True), vocabulary)
+        # Unigram models weigh the ways through a whole text, with sums that lose digits in a long one.
+        self._is_local = description["model"].get("type") != "Unigram"
+        self._refuse_special_texts(description, vocabulary)
+        self.vocab_size = max(vocabulary.values(), default=-1) + 1
+        return vocabulary
+
+    def _disagreement(self, config: "_Configuration") -> str | None:
+        """A warning if the configuration and the post-processor disagree about a BOS."""
+        if config.adds_bos is None or config.adds_bos == bool(self.library_adds_before):
+            return None
+        return (
+            f"{self.path} {'adds' if self.library_adds_before else 'adds no'} BOS, which is what Megatron with "
+            f"transformers 5 writes; its tokenizer_config.json has add_bos_token {str(config.adds_bos).lower()}, "
+            "which older versions go by. --append-bos or --no-append-bos decides"
+        )
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """As ``Tokenizer.encode_batch``."""

@@ -107,30 +107,20 @@ class TikTokenizer(Tokenizer):
             raise OptionError("the tiktoken package is missing: pip install 'megatron-bfp[preprocess]'") from None
         content = self._read(path)
         is_json = content.lstrip()[:1] == b"["
-        ranks = _megatron_ranks(content, path) if is_json else _ranks(content, path)
         if is_json:
-            ranks, special_tokens = _shifted(ranks, options, path)
+            self.ranks, self._ids = _shifted(_megatron_ranks(content, path), options, path)
         else:
-            special_tokens = _special_tokens(ranks, options)
-        if not is_json and options != TiktokenOptions(options.pattern, special_tokens=options.special_tokens):
-            self.warning = (
-                f"--tiktoken-num-special-tokens and --vocab-size have no effect: {path} is not of Megatron's form"
-            )
-        pattern = options.pattern or ("v2" if is_json else None)
-        if pattern is None:
-            raise OptionError(
-                f"--tokenizer-model {path}: does not say how texts are split; give --tiktoken-pattern, one of "
-                f"{', '.join(PATTERNS)} or a regular expression"
-            )
+            self.ranks = _ranks(content, path)
+            self._ids = _special_tokens(self.ranks, options)
+            self.warning = _options_without_effect(options, path)
+        pattern = _named_pattern(options, is_json, path)
         self.pattern = PATTERNS.get(pattern, pattern)
-        self._ids = special_tokens
-        self.ranks = ranks
-        self._texts = {number: token for token, number in ranks.items()}
-        self._texts |= {number: token.encode() for token, number in special_tokens.items()}
+        self._texts = {number: token for token, number in self.ranks.items()}
+        self._texts |= {number: token.encode() for token, number in self._ids.items()}
         self.vocab_size = max(self._texts) + 1
         # Of the library's regular expressions. Without special tokens it cannot find any in a text.
         with library_errors(lambda error: OptionError(f"--tiktoken-pattern {pattern}: {first_line(error)}")):
-            self._library = tiktoken.Encoding(path, pat_str=self.pattern, mergeable_ranks=ranks, special_tokens={})
+            self._library = tiktoken.Encoding(path, pat_str=self.pattern, mergeable_ranks=self.ranks, special_tokens={})
         self.eod = self._find("--eod-token", eod_token, MEGATRON_EOD if is_json else "<|endoftext|>")
         self.bos = self._find("--bos-token", bos_token, MEGATRON_BOS if is_json else "<|begin_of_text|>")
         if self.eod is None and needs_eod:
@@ -177,6 +167,28 @@ class TikTokenizer(Tokenizer):
             if int(number) not in self._texts:
                 raise self._has_no_token(number)
         return [self._texts[int(number)] for number in ids]
+
+
+def _options_without_effect(options: TiktokenOptions, path: str) -> str | None:
+    """A warning if options for Megatron's form are given with another file."""
+    if options == TiktokenOptions(options.pattern, special_tokens=options.special_tokens):
+        return None
+    return f"--tiktoken-num-special-tokens and --vocab-size have no effect: {path} is not of Megatron's form"
+
+
+def _named_pattern(options: TiktokenOptions, is_json: bool, path: str) -> str:
+    """The name of the pattern, or a regular expression.
+
+    Raises:
+        OptionError: neither an option nor the file says it.
+    """
+    pattern = options.pattern or ("v2" if is_json else None)
+    if pattern is None:
+        raise OptionError(
+            f"--tokenizer-model {path}: does not say how texts are split; give --tiktoken-pattern, one of "
+            f"{', '.join(PATTERNS)} or a regular expression"
+        )
+    return pattern
 
 
 def _ranks(content: bytes, path: str) -> dict[bytes, int]:

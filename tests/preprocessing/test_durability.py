@@ -1,4 +1,4 @@
-"""What a run writes is on disk before anything that names it or that it replaces goes."""
+"""What a job writes is on disk before it gets its name and before what it replaces is removed."""
 
 import json
 import os
@@ -47,7 +47,7 @@ def test_everything_is_forced_to_disk_before_it_gets_its_name(run, tmp_path):
     assert named >= tasks | datasets | {"out.summary.json", "out.bad.jsonl", "out.shards/run", "out.shards/verified"}
 
 
-def test_the_run_s_folder_goes_when_all_names_are_on_disk(run, tmp_path):
+def test_the_job_s_folder_goes_when_all_names_are_on_disk(run, tmp_path):
     """Its tasks are all there is of the datasets until then."""
     _, disk = run()
     removed = disk.index("remove", "out.shards/run")

@@ -1,4 +1,4 @@
-"""Tasks joined to datasets: the same bytes wherever a run is stopped, and room for the tokens once."""
+"""Tasks joined to datasets: the same bytes wherever a job is stopped, and disk space for one copy of the tokens."""
 
 import os
 import resource
@@ -54,7 +54,7 @@ def prefixes_in(folder, num_keys):
 
 
 def join(folder, records, num_keys, stop_at=None, order=None, until_joined=False, new=()):
-    """Join tasks that become finished in some order; stop before the ``stop_at``-th, as a run does that is stopped,
+    """Join tasks that become finished in some order; stop before the ``stop_at``-th, as a stopped job does,
     whether those before are joined by then or, with ``until_joined``, when they are.
     """
     with TaskJoiner(folder, prefixes_in(folder, num_keys), DTYPE) as joiner:

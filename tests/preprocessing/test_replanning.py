@@ -89,7 +89,7 @@ def interrupted_when_joined(task_joiner, *_):
 
 @pytest.fixture
 def stopped(run, monkeypatch):
-    """Stops a run when so many tasks are finished; with None when all are finished and joined."""
+    """Stops a job when so many tasks are finished; with None, when all are finished and joined."""
 
     def stop(number, *arguments, **options):
         with monkeypatch.context() as patched:
@@ -192,7 +192,7 @@ CASES = [(change, number) for change in CHANGES for number in (3, 9, None)]
     ("change", "number"),
     [pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow) for case in CASES],
 )
-def test_fault_B08_what_has_not_changed_is_kept_and_the_bytes_are_a_fresh_run_s(
+def test_fault_B08_what_has_not_changed_is_kept_and_the_bytes_are_a_new_job_s(
     run, stopped, folder, tmp_path, change, number
 ):
     write_documents(folder / "d.jsonl", "d", bad_at=[1, 77, 199])
@@ -299,7 +299,7 @@ def test_fault_B08_the_product_s_version_does_not_matter(run, stopped, monkeypat
     assert status == 0 and len(done) < 9
 
 
-def test_fault_B08_a_run_that_an_earlier_version_finished_is_finished(run, folder, tmp_path):
+def test_fault_B08_a_job_that_an_earlier_version_finished_is_finished(run, folder, tmp_path):
     assert run()[0] == 0
     path = tmp_path / "out.summary.json"
     summary = json.loads(path.read_text())
@@ -364,7 +364,7 @@ def test_parts_that_are_not_given_are_named_and_parts_given_twice_refused(run, f
         merge(0, 1, 1)
 
 
-def test_fault_B08_a_finished_run_says_in_what_it_differs(run, folder):
+def test_fault_B08_a_finished_job_says_how_it_differs(run, folder):
     assert run()[0] == 0
     change_files(folder, "middle")
     status, err, _ = run()

@@ -43,6 +43,31 @@ def stopped(run, corpus, tmp_path, monkeypatch):
     return tmp_path / "out.shards"
 
 
+def test_what_lies_on_disk_keeps_its_names(stopped, run, corpus, tmp_path):
+    """So that this version finishes what another one began, and people's scripts read the same summary."""
+    recorded = json.loads((stopped / "run").read_text())
+    assert set(recorded) == {
+        *("inputs", "json_keys", "tokenizer", "append_eod", "document_begins_with", "document_ends_with", "part"),
+        *("folder_format", "plan"),
+    }
+    assert recorded["folder_format"] == 3
+    assert [number for number, _ in recorded["plan"]] == list(range(len(recorded["plan"])))
+    record = json.loads((stopped / "000000" / "record").read_text())
+    assert set(record) == {
+        *("num_documents", "num_empty", "num_tokens", "num_lines", "library", "remark", "amount", "bad"),
+    }
+    assert set(record["amount"]) == {"documents", "text_bytes", "tokens", "input_bytes"}
+    assert {"run", "lock", "000000", "000004"} <= set(names(stopped)) and "000005" not in names(stopped)
+    assert run("--input", corpus)[0] == 0
+    summary = json.loads((tmp_path / "out.summary.json").read_text())
+    assert set(summary) == {
+        *("datasets", "each_document", "bad_documents", "text_bytes", "shards", "shards_by_library", "remarks"),
+        *("this_call", "run", "version"),
+    }
+    assert set(summary["this_call"]) == {"shards", "tokenizing_seconds", "seconds"}
+    assert set(summary["run"]) == set(recorded) - {"folder_format", "plan"}
+
+
 @pytest.mark.case(7)
 def test_finished_tasks_are_not_done_again(stopped, run, corpus, tmp_path, monkeypatch):
     assert run("--input", corpus, output="whole")[0] == 0
@@ -211,7 +236,7 @@ def interrupted(*_):
 
 @pytest.fixture
 def stopped_between_names(run, corpus, tmp_path, monkeypatch):
-    """A run that was stopped when its .bin had its name, and its .idx had not."""
+    """A job that was stopped when its .bin had its name, and its .idx had not."""
 
     def move_one(bin_file, idx_file, prefix):
         os.replace(bin_file, f"{prefix}.bin")

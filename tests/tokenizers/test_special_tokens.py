@@ -89,7 +89,7 @@ def test_fault_A06_options_say_otherwise_and_the_summary_says_which(
     assert ", ".join([*described["before"], "its text"]) in said.replace("no BOS, ", "")
 
 
-def test_a_run_with_another_bos_is_another_run(preprocess, tmp_path):
+def test_a_job_with_another_bos_is_another_job(preprocess, tmp_path):
     before = preprocess(["the river"], *FAULT, "--append-eod")
     source = ["--input", str(tmp_path / "texts.jsonl"), "--output-prefix", str(tmp_path / "out"), "--seq-length", "64"]
     command.main([*source, *FAULT, "--append-eod", "--append-bos"])  # what the default did: nothing to do

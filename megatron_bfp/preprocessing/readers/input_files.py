@@ -329,7 +329,7 @@ def _refuse_twice(paths: Sequence[str]) -> None:
         InputError: one cannot be read.
     """
     if paths.count(STANDARD_INPUT) > 1:
-        raise OptionError("--input: standard input (-) can be read only once")
+        raise OptionError("--input: standard input (-) can be read once only")
     names: dict[Identity | str, str] = {}
     for path in paths:
         identity = _identity(path)

@@ -1,4 +1,4 @@
-"""A file of another kind stops the run, whether bad documents are left out or not; bad lines do not."""
+"""A file of another format stops the job, whether bad documents are skipped or not; bad lines do not."""
 
 import bz2
 import gzip
@@ -141,7 +141,7 @@ def test_fault_A11_a_file_of_another_kind_is_named(tmp_path, kind):
 
 @pytest.mark.parametrize("name", [None, "arrow stream", "lzma", "random", "csv", "pretty"])
 @pytest.mark.parametrize("is_skipping", [False, True])
-def test_fault_A11_it_stops_the_run_whether_bad_documents_are_skipped_or_not(
+def test_fault_A11_it_stops_the_job_whether_bad_documents_are_skipped_or_not(
     tmp_path, tokenizer_file, monkeypatch, capsys, name, is_skipping
 ):
     pytest.importorskip("tokenizers")

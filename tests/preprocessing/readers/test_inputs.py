@@ -72,7 +72,7 @@ def test_a_file_whose_name_looks_like_a_pattern(tmp_path):
         (["{0}/none.jsonl"], "no such file"),
         (["{0}/*.none"], "no file matches this pattern"),
         (["{0}/.cache/../empty"], "no file in this folder is named as data"),
-        (["-", "-"], "only once"),
+        (["-", "-"], "once only"),
     ],
 )
 def test_what_names_no_file_is_refused(folder, values, reason):
