@@ -228,6 +228,14 @@ def test_the_page_of_megatron_has_every_option_that_the_plugin_knows():
     assert [option for option in sorted(options) if f"`{option}`" not in page] == []
 
 
+def test_the_changelog_names_modules_that_exist():
+    table = (ROOT / "CHANGELOG.md").read_text().split("| Now, in `megatron_bfp` |")[1].split("\n\n")[0]
+    modules = [name for row in table.splitlines()[2:] for name in re.findall(r"`([\w.]+)`", row.split("|")[2])]
+    paths = {name: ROOT / "megatron_bfp" / name.replace(".", "/") for name in modules}
+    assert len(paths) > 30
+    assert [name for name, path in paths.items() if not (path.is_dir() or path.with_suffix(".py").exists())] == []
+
+
 def documented_options(page):
     """Verb -> the options in its section of docs/command-line.md."""
     sections = re.split(r"^## ", page, flags=re.MULTILINE)[1:]
