@@ -7,7 +7,7 @@ import griffe
 
 
 class PlainModules(griffe.Extension):
-    """Each name once, in the module that defines it, and ``::`` before a block of code as in Markdown."""
+    """Each name once, in the module that defines it, with docstrings as Markdown."""
 
     def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
         """Change a package after it was read."""
@@ -15,11 +15,17 @@ class PlainModules(griffe.Extension):
 
 
 def change(thing: griffe.Object) -> None:
-    """Take out what a module has imported from the same package, and rewrite docstrings, from ``thing`` downwards."""
+    """Take out what a module has imported from elsewhere, and rewrite docstrings, from ``thing`` downwards."""
     if thing.docstring is not None:
-        thing.docstring.value = re.sub(r"::$", ":", thing.docstring.value, flags=re.MULTILINE)
+        thing.docstring.value = as_markdown(thing.docstring.value)
     for name, member in list(thing.members.items()):
         if member.is_alias:
             thing.del_member(name)
         else:
             change(member)
+
+
+def as_markdown(docstring: str) -> str:
+    """``::`` before a block of code as a colon, and a ``Raises`` that refers to another function as a sentence."""
+    docstring = re.sub(r"::$", ":", docstring, flags=re.MULTILINE)
+    return re.sub(r"^Raises:\n    ([^:\n]+)$", r"**Raises:** \1", docstring, flags=re.MULTILINE)

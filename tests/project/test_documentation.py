@@ -170,9 +170,7 @@ def test_every_block_of_code_is_run_or_shown(page):
     assert {snippet.language for snippet in snippets(text)} <= {*RUN, *SHOWN}
     lines = without_snippets(text).split("\n")
     indented = [
-        line
-        for before, line in zip(lines, lines[1:], strict=False)
-        if line.startswith("    ") and not before.strip() and "docs/glossary" not in page
+        line for before, line in zip(lines, lines[1:], strict=False) if line.startswith("    ") and not before.strip()
     ]
     assert indented == [], "write code between fences, so that it is found"
 
@@ -220,6 +218,22 @@ def test_a_dead_link_or_anchor_fails_the_build(tmp_path):
         file.write("[a](no-page.md) [b](megatron.md#no-anchor)\n")
     done = build(tmp_path / "mkdocs.yml", tmp_path / "site")
     assert done.returncode != 0 and "no-page.md" in done.stderr and "no-anchor" in done.stderr
+
+
+def test_the_page_of_megatron_has_every_option_that_the_plugin_knows():
+    sources = [path.read_text() for path in (ROOT / "megatron_bfp/integrations").rglob("*.py")]
+    options = set(re.findall(r"\(\s*\"(--[a-z0-9-]+)\",", "\n".join(sources)))
+    assert {"--fim-data", "--use-flash-attn-triton"} <= options
+    page = (ROOT / "docs/megatron.md").read_text()
+    assert [option for option in sorted(options) if f"`{option}`" not in page] == []
+
+
+def test_the_changelog_names_modules_that_exist():
+    table = (ROOT / "CHANGELOG.md").read_text().split("| Now, in `megatron_bfp` |")[1].split("\n\n")[0]
+    modules = [name for row in table.splitlines()[2:] for name in re.findall(r"`([\w.]+)`", row.split("|")[2])]
+    paths = {name: ROOT / "megatron_bfp" / name.replace(".", "/") for name in modules}
+    assert len(paths) > 30
+    assert [name for name, path in paths.items() if not (path.is_dir() or path.with_suffix(".py").exists())] == []
 
 
 def documented_options(page):
