@@ -9,7 +9,7 @@ from ..errors import InputError, OptionError
 from ..files import write_whole
 from ..indexed_dataset.reader import IndexedDataset
 from ..inspection.page import to_html
-from ..inspection.view import Chunk, SequenceView, to_text, view_sequence
+from ..inspection.view import SequenceView, to_text, view_sequence
 from ..sequence_index.builder import open_or_refuse
 from ..sequence_index.key import SPLIT_NAMES, IndexKey
 from ..sequence_index.reader import SequenceIndex
@@ -141,23 +141,27 @@ def _entry(
         "tokens": view.num_tokens,
         "padding": view.padding,
         "targets": view.num_targets,
-        "chunks": [_chunk_entry(chunk, view, tokenizer) for chunk in view.chunks],
+        "chunks": _chunk_entries(view, tokenizer),
     }
 
 
-def _chunk_entry(chunk: Chunk, view: SequenceView, tokenizer: Tokenizer | None) -> dict[str, Any]:
-    entry = {
-        "position": chunk.begin,
-        "length": chunk.length,
-        "targets": chunk.targets,
-        "document": chunk.document,
-        "offset": chunk.offset,
-        "document_length": chunk.document_length,
-        "part": chunk.short_part,
-    }
-    if tokenizer is not None:
-        entry["text"] = tokenizer.decode(view.sample.tokens[chunk.begin : chunk.end].tolist())
-    return entry
+def _chunk_entries(view: SequenceView, tokenizer: Tokenizer | None) -> list[dict[str, Any]]:
+    """An object for each chunk, with its text if there is a tokenizer."""
+    entries = []
+    for chunk in view.chunks:
+        entry = {
+            "position": chunk.begin,
+            "length": chunk.length,
+            "targets": chunk.targets,
+            "document": chunk.document,
+            "offset": chunk.offset,
+            "document_length": chunk.document_length,
+            "part": chunk.short_part,
+        }
+        if tokenizer is not None:
+            entry["text"] = tokenizer.decode(view.sample.tokens[chunk.begin : chunk.end].tolist())
+        entries.append(entry)
+    return entries
 
 
 def _check(options: argparse.Namespace) -> None:
