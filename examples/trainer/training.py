@@ -307,7 +307,7 @@ def stop_training(options: argparse.Namespace, dataset: Any, iteration: int, rea
 
 def show_command(options: argparse.Namespace) -> str:
     """The command that shows a sequence of the training set, with PREFIX and N to be filled in."""
-    words = ["megatron-bfp", "show", "PREFIX", "--seq-length", str(options.seq_length)]
+    words = ["python", "-m", "megatron_bfp", "show", "PREFIX", "--seq-length", str(options.seq_length)]
     words += ["--split", options.split]
     for name in ("max_documents_per_sequence", "data_cache_path"):
         value = getattr(options, name)

@@ -17,7 +17,7 @@ from ..progress import terminal_progress
 from ..tables import wrap
 from ..tokenizers.special_tokens import template_in_words
 from .built_indexes import build_indexes, describe
-from .preprocess_options import add_arguments, check, executor_of, parse, run_of, warn_of_options_without_effect
+from .preprocess_options import add_arguments, check, executor_of, job_of, parse, warn_of_options_without_effect
 
 __all__ = ["DESCRIPTION", "EPILOG", "add_arguments", "console", "execute", "main"]
 
@@ -69,7 +69,7 @@ def _preprocess(options: argparse.Namespace) -> None:
     files = input_files(options.input)
     for line in [*map(str, files.left_out), *(f"warning: {warning}" for warning in files.warnings)]:
         print(f"{options.parser.prog}: {line}", file=sys.stderr)
-    job = run_of(options, files.paths)
+    job = job_of(options, files.paths)
     datasets = write_datasets(job, executor_of(options), terminal_progress)
     tokenizer = load_tokenizers(job.tokenizer)[0]
     note = wrap(f"Each document: {template_in_words(job.tokenizer.template(tokenizer), tokenizer)}")

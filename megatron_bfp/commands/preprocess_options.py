@@ -288,7 +288,7 @@ def _check_keys(keys: Sequence[str]) -> None:
             raise OptionError(f"--json-keys {key!r}: is given twice; a dataset is written for each key")
 
 
-def run_of(options: argparse.Namespace, paths: Sequence[str]) -> Run:
+def job_of(options: argparse.Namespace, paths: Sequence[str]) -> Run:
     """The job that the options ask for.
 
     Args:

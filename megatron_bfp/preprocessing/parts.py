@@ -31,7 +31,9 @@ def check_parts(prefixes: Sequence[str]) -> Iterator[str]:
         if part := PART.fullmatch(os.path.realpath(prefix)):
             parts = outputs.setdefault(part.group("output", "count", "key"), {})
             if int(part["index"]) in parts:
-                raise OptionError(f"{prefix}: this part is given twice; give it once, or its documents come twice")
+                raise OptionError(
+                    f"--merge {prefix}: this part is given twice; give it once, or its documents come twice"
+                )
             parts[int(part["index"])] = part
     for (output, count, key), parts in outputs.items():
         _refuse_other_runs(list(parts.values()))

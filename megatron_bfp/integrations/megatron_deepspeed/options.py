@@ -170,7 +170,7 @@ def check_data_paths(args: argparse.Namespace, most: int | None) -> None:
         if most is not None and len(weights) > most:
             raise OptionError(
                 f"{option}: a blend of {len(weights):,} corpora, Megatron-DeepSpeed blends {most:,} at the most; join "
-                "some of them with megatron-bfp merge"
+                "some of them with megatron-bfp-preprocess --merge"
             )
         check_weights(values[1::2], weights)
 
