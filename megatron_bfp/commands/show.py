@@ -80,15 +80,15 @@ def execute(options: argparse.Namespace) -> None:
     index = _open_index(options)
     wanted = _wanted(index, options)
     view = view_sequence(index, wanted.sequence, wanted.origin)
-    output = _entry(view, index, wanted, options, tokenizer) if options.json else to_text(view, tokenizer, options.text)
+    content = _entry(view, index, wanted, options, tokenizer) if options.json else None
+    text = "" if options.json else to_text(view, tokenizer, options.text)
     if options.html is not None:
         _write_page(options.html, to_html(view, tokenizer))
-    if isinstance(output, dict):
-        say_json(output)
-        return
-    say(output)
-    if options.html is not None:
-        say(f"\nwrote {options.html}")
+        text += f"\n\nwrote {options.html}"
+    if content is None:
+        say(text)
+    else:
+        say_json(content)
 
 
 class _Wanted(NamedTuple):
