@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """
     options = parse(argv)
     if options.parts:
-        from . import merge  # as for index, below: a verb imports no other verb's module
+        from . import merge  # not above: the verb preprocess imports no other verb
 
         merge.execute(options)
     elif options.prefixes:

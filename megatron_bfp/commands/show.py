@@ -79,17 +79,15 @@ def execute(options: argparse.Namespace) -> None:
     packed_split = _open_split(options)
     wanted = _wanted(packed_split, options)
     view = view_sequence(packed_split.index, wanted.sequence, wanted.origin)
-    output: Any = to_text(view, tokenizer, options.text)
-    if options.json:
-        output = _entry(view, packed_split, wanted, options, tokenizer)
+    content = _entry(view, packed_split, wanted, options, tokenizer) if options.json else None
+    text = "" if options.json else to_text(view, tokenizer, options.text)
     if options.html is not None:
         _write_page(options.html, to_html(view, tokenizer))
-    if isinstance(output, dict):
-        say_json(output)
-        return
-    say(output)
-    if options.html is not None:
-        say(f"\nwrote {options.html}")
+        text += f"\n\nwrote {options.html}"
+    if content is None:
+        say(text)
+    else:
+        say_json(content)
 
 
 class _Wanted(NamedTuple):
