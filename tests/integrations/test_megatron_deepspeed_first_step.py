@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from megatron_bfp import IntegrationError
-from megatron_bfp.integrations.megatron_deepspeed import first_step, model
+from megatron_bfp.integrations.megatron_deepspeed import first_step
+from megatron_bfp.integrations.megatron_deepspeed import model as deepspeed_model
 from megatron_bfp.integrations.megatron_deepspeed.changes import HOOKS
 
 CU_SEQLENS = torch.tensor([[0, 3, 5, 8, 8, 8, 8, 8, 8], [0, 8, 8, 8, 8, 8, 8, 8, 8]])
@@ -42,7 +43,7 @@ def printed(monkeypatch):
     ranks = SimpleNamespace(get_data_parallel_rank=lambda: 0, get_pipeline_model_parallel_rank=lambda: 0)
     monkeypatch.setitem(sys.modules, "megatron.core", SimpleNamespace(mpu=ranks))
     yield lines
-    model.readers.clear()
+    deepspeed_model.readers.clear()
 
 
 def train_once(layers, *masks, rotary_pos_emb=None, watched=None):
@@ -50,13 +51,13 @@ def train_once(layers, *masks, rotary_pos_emb=None, watched=None):
     optimizer = torch.optim.SGD(layers.parameters(), lr=1.0)
     engine = SimpleNamespace(named_modules=layers.named_modules, modules=layers.modules, optimizer=optimizer)
 
-    def train_step(forward_step_func, data_iterator, model_of_run, optimizer, opt_param_scheduler, config):
-        for read in model.readers:
+    def train_step(forward_step_func, data_iterator, model, optimizer, opt_param_scheduler, config):
+        for read in deepspeed_model.readers:
             read(CU_SEQLENS)
         for layer, mask in zip(layers.layers, masks, strict=True):
             layer(torch.zeros(8, 2, 4), mask, rotary_pos_emb=rotary_pos_emb)
         layers.weight.grad = torch.ones(1)
-        model_of_run[0].optimizer.step()
+        model[0].optimizer.step()
 
     watched = watched or first_step.watch_first_step(train_step)
     watched(None, None, [engine], None, None, None)
@@ -80,7 +81,7 @@ def test_fault_A14_the_line_comes_from_what_the_first_step_saw(printed, flash, r
     (line,) = printed
     assert f"best-fit packing: attention inside documents, as the first step showed: {expected}" in line
     assert "megatron_bfp " in line and "torch " in line
-    assert layers.weight.item() == 0 and not model.readers
+    assert layers.weight.item() == 0 and not deepspeed_model.readers
     assert not any(module._forward_pre_hooks for module in layers.modules())
 
 
@@ -107,10 +108,10 @@ def test_fault_A04_a_layer_that_is_not_known_is_refused(printed):
 
 def test_batches_are_read_where_masks_are_made(monkeypatch):
     seen = []
-    monkeypatch.setattr(model, "readers", [seen.append])
+    monkeypatch.setattr(deepspeed_model, "readers", [seen.append])
     tokens = torch.ones(2, 8, dtype=torch.int64)
-    model._pending.put(CU_SEQLENS, torch.ones(2, 8, dtype=torch.int64))
-    model.masks_from_boundaries(None)(tokens, 0, False, False, False)
+    deepspeed_model._pending.put(CU_SEQLENS, torch.ones(2, 8, dtype=torch.int64))
+    deepspeed_model.masks_from_boundaries(None)(tokens, 0, False, False, False)
     assert seen == [CU_SEQLENS] or torch.equal(seen[0], CU_SEQLENS)
 
 

@@ -85,7 +85,7 @@ def test_fault_B18_recomputation_that_cannot_save_the_rotary_table_is_refused(ch
 @pytest.mark.parametrize(
     "values, message",
     [
-        ([part for number in range(255) for part in ("1", f"part{number}")], "of 255 corpora, .* 254 at most"),
+        ([part for number in range(255) for part in ("1", f"part{number}")], "of 255 corpora; .* 254 at most"),
         (["0", "a", "1", "b"], "weight of 0.0 for a"),
         (["1", "a", "-1", "b"], "weight of -1.0 for b"),
         (["1", "a", "nan", "b"], "weight of nan for b"),
