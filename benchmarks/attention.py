@@ -4,7 +4,7 @@
 
 One transformer layer of megatron-core in the shape of LLaMA 7B (hidden size 4096, 32 heads, feed-forward 11008, bf16),
 forward and backward, on micro-batches of ``--tokens`` tokens. Sequences are simulated RefinedWeb documents, packed;
-full causal attention is the same kernel with one segment per row. Every installed kernel is measured.
+full causal attention is the same kernel with one document per row. Every installed kernel is measured.
 """
 
 import json

@@ -228,7 +228,7 @@ def micro_batches(
     for batch in _one_line_errors(loader):
         cu_seqlens = batch.pop("cu_seqlens", None)
         if cu_seqlens is None:
-            cu_seqlens = _one_segment_a_row(batch["tokens"])
+            cu_seqlens = _boundaries_of_whole_rows(batch["tokens"])
         moved = {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
         yield moved | {"cu_seqlens": cu_seqlens}
 
@@ -253,8 +253,8 @@ def _one_line_errors(loader: DataLoader) -> Iterator[dict[str, torch.Tensor]]:
             batches._shutdown_workers()  # torch has no public name for it
 
 
-def _one_segment_a_row(tokens: torch.Tensor) -> torch.Tensor:
-    """Boundaries for concatenation, where attention crosses documents: each row is one segment, int32 [b, L + 1]."""
+def _boundaries_of_whole_rows(tokens: torch.Tensor) -> torch.Tensor:
+    """Boundaries for concatenation, where attention crosses documents: none inside a row, int32 [b, L + 1]."""
     rows, seq_length = tokens.shape
     cu_seqlens = torch.full((rows, seq_length + 1), seq_length, dtype=torch.int32)
     cu_seqlens[:, 0] = 0
