@@ -333,5 +333,5 @@ def _padding(shape: str) -> str:
 
 
 def _triangle(begin: float, end: float) -> str:
-    """Corners of the lower triangle between two places on the diagonal."""
+    """Corners of the lower triangle between two positions on the diagonal."""
     return f"{begin:.2f},{begin:.2f} {begin:.2f},{end:.2f} {end:.2f},{end:.2f}"
