@@ -19,7 +19,6 @@ from .memory_maps import ScatteredReads, expect_next, expect_scattered_reads, ma
 CHECKED_AT_OPEN = 1 << 15
 """Pointers at each end of the .idx that are checked at open; the rest by ``check_pointers`` and at each read."""
 
-
 CHECKED_AT_ONCE = 1 << 20
 """Pointers in one step of a full check."""
 

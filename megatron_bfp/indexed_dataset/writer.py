@@ -1,4 +1,8 @@
-"""A bulk writer of .bin/.idx. Files are byte for byte those of megatron-core's ``IndexedDatasetBuilder``."""
+"""Write .bin/.idx, byte for byte as megatron-core's ``IndexedDatasetBuilder`` does; ``format`` has the byte table.
+
+``IdxWriter`` writes every .idx: for ``IndexedDatasetWriter``, for merging and for preprocessing, which joins its tasks.
+``DatasetFiles`` and ``move_files`` publish a dataset: it can be opened when it is complete and on disk, and not before.
+"""
 
 import os
 import struct
@@ -177,7 +181,7 @@ class IdxWriter:
 class IndexedDatasetWriter:
     """Write a .bin/.idx pair from blocks of tokens.
 
-    Lengths are kept as numpy arrays (4 bytes a sequence); the rest of the .idx is computed from them, block by block,
+    Lengths are kept as numpy arrays (4 bytes per sequence); the rest of the .idx is computed from them, block by block,
     while it is written at the end. The two files get their names in ``finalize``. Leaving the ``with`` block without it
     removes what was written.
 
@@ -209,7 +213,7 @@ class IndexedDatasetWriter:
         Args:
             tokens: integers [sum of lengths], all documents one after another.
             lengths: integers [sequences], tokens of each.
-            sequences_per_document: integers [documents]; None for one sequence a document.
+            sequences_per_document: integers [documents]; None for one sequence per document.
 
         Raises:
             InputError: a token does not fit the dtype, a sequence has 2**31 tokens or more, or the sums do not match.

@@ -13,7 +13,6 @@ from ..progress import Progress
 HASHED_BYTES = 1 << 24
 """Bytes hashed in one step."""
 
-
 END_BYTES = 1 << 14
 """Bytes at each end of an array file that are checked when the index is opened."""
 
