@@ -1,19 +1,20 @@
 """The bytes of PREFIX.bin and PREFIX.idx, as in megatron-core's ``megatron/core/datasets/indexed_dataset.py``.
 
-The .bin holds all tokens one after another. The .idx, little-endian::
+The .bin holds the tokens of all documents, one after another, without a header. The .idx, little-endian, with s idx
+sequences and d documents::
 
-    bytes   type            what
-    0-8     9 bytes         MAGIC
-    9-16    uint64          VERSION
-    17      uint8           code of the token dtype
-    18-25   uint64          number of sequences s
-    26-33   uint64          number of documents d, plus 1
-    34-     int32 [s]       tokens of each sequence
-            int64 [s]       where each sequence begins in the .bin, bytes
-            int64 [d + 1]   number of each document's first sequence; at the end, s
-            int8 [s]        mode of each sequence, in multimodal datasets only
+    offset                  type            content
+    0                       9 bytes         MAGIC
+    9                       uint64          VERSION
+    17                      uint8           code of the token dtype, a key of TOKEN_DTYPES
+    18                      uint64          s
+    26                      uint64          d + 1
+    34                      int32 [s]       tokens of each idx sequence
+    34 + 4 s                int64 [s]       offset of each idx sequence in the .bin, bytes
+    34 + 12 s               int64 [d + 1]   first idx sequence of each document; at the end, s
+    34 + 12 s + 8 (d + 1)   int8 [s]        mode of each idx sequence, in multimodal datasets only
 
-Most datasets have one sequence per document, but a document may have several.
+Most datasets have one idx sequence per document, but a document may have several.
 """
 
 import numpy as np
@@ -21,13 +22,8 @@ import numpy as np
 from ..errors import IndexedDatasetError
 
 MAGIC = b"MMIDIDX\x00\x00"
-
-
 VERSION = 1
-
-
 HEADER_BYTES = len(MAGIC) + 8 + 1 + 8 + 8
-
 
 TOKEN_DTYPES = {1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 8: np.uint16}
 """Megatron's dtype codes that can hold tokens; its codes 6 and 7 are floating point."""

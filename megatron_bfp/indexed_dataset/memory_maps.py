@@ -13,7 +13,7 @@ import os
 import resource
 import time
 from collections.abc import Callable
-from typing import BinaryIO, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 
@@ -134,7 +134,7 @@ class ScatteredReads:
     def __init__(self, *arrays: np.ndarray) -> None:
         mapped = _mapping(arrays[0]) if hasattr(mmap, "MADV_WILLNEED") else None
         self._advise = mapped.madvise if mapped is not None else None
-        self._places = [(_offset(array, mapped), array.itemsize) for array in arrays] if mapped is not None else []
+        self._starts = [(_offset(array, mapped), array.itemsize) for array in arrays] if mapped is not None else []
         self._num_asked = 0  # of the reads to come
         self._began = 0.0
 
@@ -143,7 +143,7 @@ class ScatteredReads:
         self._began = time.perf_counter()
         if self._num_asked and self._advise is not None:
             for item in items.tolist():
-                for start, itemsize in self._places:
+                for start, itemsize in self._starts:
                     page = (start + item * itemsize) // mmap.PAGESIZE * mmap.PAGESIZE
                     with contextlib.suppress(ValueError, OverflowError, OSError):  # beyond the map
                         self._advise(mmap.MADV_WILLNEED, page, mmap.PAGESIZE)
@@ -178,7 +178,7 @@ def _offset(array: np.ndarray, mapped: mmap.mmap) -> int:
 
 def _mapping(array: np.ndarray) -> mmap.mmap | None:
     """The map that an array is a view of; None if it is none."""
-    base = array
+    base: Any = array
     while isinstance(base, (np.ndarray, memoryview)):
         base = base.base if isinstance(base, np.ndarray) else base.obj
     return base if isinstance(base, mmap.mmap) else None

@@ -66,8 +66,8 @@ def merge(prefix: str, parts: Sequence[str], progress: Progress = without_progre
     return IndexedDataset(prefix)
 
 
-def copy_tokens(part: str, num_bytes: int, target: BinaryIO, place: int) -> Iterator[None]:
-    """Copy the .bin of a dataset to a place of a file, in steps of ``COPIED_AT_ONCE``.
+def copy_tokens(part: str, num_bytes: int, target: BinaryIO, offset: int) -> Iterator[None]:
+    """Copy the .bin of a dataset to ``offset`` of a file, in steps of ``COPIED_AT_ONCE``.
 
     What is there must be the same bytes, left by a copy that was stopped, or nothing: holes are not written.
 
@@ -76,7 +76,7 @@ def copy_tokens(part: str, num_bytes: int, target: BinaryIO, place: int) -> Iter
     """
     with _opened(bin_path(part)) as source:
         for first in range(0, max(1, num_bytes), COPIED_AT_ONCE):
-            _copy_range(source, first, min(COPIED_AT_ONCE, num_bytes - first), target, place + first)
+            _copy_range(source, first, min(COPIED_AT_ONCE, num_bytes - first), target, offset + first)
             yield
 
 
@@ -93,8 +93,8 @@ def _write_idx(path: str, parts: Sequence[str], contents: Sequence[PartContent],
     num_sequences = sum(content.num_sequences for content in contents)
     num_documents = sum(content.num_documents for content in contents)
     with IdxWriter(path, contents[0].dtype, num_sequences, num_documents) as idx:
-        for place in progress(range(len(parts)), len(parts), "joining lengths"):
-            _append_lengths(parts[place], contents[place], idx)
+        for part, content in progress(zip(parts, contents, strict=True), len(parts), "joining lengths"):
+            _append_lengths(part, content, idx)
         idx.finish()
 
 
@@ -157,20 +157,20 @@ def _opened(path: str) -> BinaryIO:
         raise IndexedDatasetError(f"{path}: cannot be read: {error.strerror}") from None
 
 
-def _copy_range(source: BinaryIO, first: int, size: int, target: BinaryIO, place: int) -> None:
-    """Copy ``size`` bytes from ``first`` of one file to ``place`` of the other; holes become holes behind its end."""
+def _copy_range(source: BinaryIO, first: int, size: int, target: BinaryIO, offset: int) -> None:
+    """Copy ``size`` bytes from ``first`` of one file to ``offset`` of the other; holes become holes behind its end."""
     for data_first, data_end in _data_ranges(source, first, first + size):
         while data_first < data_end:
-            data_first += _copy_some(source, data_first, data_end - data_first, target, place + data_first - first)
+            data_first += _copy_some(source, data_first, data_end - data_first, target, offset + data_first - first)
     try:
-        if os.fstat(target.fileno()).st_size < place + size:  # a hole at the end needs its size
-            os.ftruncate(target.fileno(), place + size)
+        if os.fstat(target.fileno()).st_size < offset + size:  # a hole at the end needs its size
+            os.ftruncate(target.fileno(), offset + size)
     except OSError as error:
         raise IndexedDatasetError(f"{target.name}: cannot be written: {error.strerror}") from None
 
 
 def _data_ranges(file: BinaryIO, first: int, end: int) -> Iterator[tuple[int, int]]:
-    """Where a file has data between two places. The rest are holes, which read as zeros."""
+    """Where a file has data between two offsets. The rest are holes, which read as zeros."""
     while first < end:
         try:
             data_first = os.lseek(file.fileno(), first, os.SEEK_DATA)
@@ -185,16 +185,16 @@ def _data_ranges(file: BinaryIO, first: int, end: int) -> Iterator[tuple[int, in
         first = data_end
 
 
-def _copy_some(source: BinaryIO, first: int, size: int, target: BinaryIO, place: int) -> int:
-    """Copy up to ``size`` bytes between places of two files; returns how many, at least one."""
+def _copy_some(source: BinaryIO, first: int, size: int, target: BinaryIO, offset: int) -> int:
+    """Copy up to ``size`` bytes between two files; returns how many, at least one."""
     try:
-        copied = os.copy_file_range(source.fileno(), target.fileno(), size, first, place)
+        copied = os.copy_file_range(source.fileno(), target.fileno(), size, first, offset)
     except (AttributeError, OSError):  # not on this system, or not between these two; a real error comes again below
         copied = 0
-    return copied or _copy_through_memory(source, first, min(size, READ_AT_ONCE), target, place)
+    return copied or _copy_through_memory(source, first, min(size, READ_AT_ONCE), target, offset)
 
 
-def _copy_through_memory(source: BinaryIO, first: int, size: int, target: BinaryIO, place: int) -> int:
+def _copy_through_memory(source: BinaryIO, first: int, size: int, target: BinaryIO, offset: int) -> int:
     try:
         content = os.pread(source.fileno(), size, first)
     except OSError as error:
@@ -202,6 +202,6 @@ def _copy_through_memory(source: BinaryIO, first: int, size: int, target: Binary
     if not content:
         raise IndexedDatasetError(f"{source.name}: ends at byte {first}; it was cut while it was merged, merge again")
     try:
-        return os.pwrite(target.fileno(), content, place)
+        return os.pwrite(target.fileno(), content, offset)
     except OSError as error:
         raise IndexedDatasetError(f"{target.name}: cannot be written: {error.strerror}") from None

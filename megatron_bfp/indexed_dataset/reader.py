@@ -7,7 +7,7 @@ compares the two, so that a damaged .idx gives an error and not other tokens.
 import os
 import struct
 from collections.abc import Iterator
-from typing import NoReturn
+from typing import BinaryIO, NoReturn
 
 import numpy as np
 
@@ -18,7 +18,6 @@ from .memory_maps import ScatteredReads, expect_next, expect_scattered_reads, ma
 
 CHECKED_AT_OPEN = 1 << 15
 """Pointers at each end of the .idx that are checked at open; the rest by ``check_pointers`` and at each read."""
-
 
 CHECKED_AT_ONCE = 1 << 20
 """Pointers in one step of a full check."""
@@ -138,16 +137,16 @@ class IndexedDataset:
             IndexedDatasetError: the .bin ends before them, or the dataset was opened without it.
         """
         if self._tokens is not None:
-            found = self._tokens[start : start + count]
-        elif not self.needs_bin:
+            tokens = self._tokens[start : start + count]
+        elif self._file is None:
             raise IndexedDatasetError(f"{bin_path(self.prefix)}: tokens are wanted, it was opened for lengths alone")
         else:
-            found = self._read(start, count)
-        if len(found) != count:
+            tokens = self._read(self._file, start, count)
+        if len(tokens) != count:
             raise IndexedDatasetError(
-                f"{bin_path(self.prefix)}: tokens {start} to {start + count} are wanted, {len(found)} of them are there"
+                f"{bin_path(self.prefix)}: tokens {start} to {start + count} are wanted, {len(tokens)} of them exist"
             )
-        return found
+        return tokens
 
     def document(self, document: int) -> np.ndarray:
         """All tokens of a document, ``dtype`` [length]."""
@@ -206,7 +205,7 @@ class IndexedDataset:
         version, code, self.num_sequences, num_indices = struct.unpack("<QBQQ", header[len(MAGIC) :])
         if version != VERSION or code not in TOKEN_DTYPES or num_indices < 1:
             raise IndexedDatasetError(f"{path}: version {version}, dtype code {code}: not a dataset of tokens")
-        self.dtype = np.dtype(TOKEN_DTYPES[code])
+        self.dtype: np.dtype = np.dtype(TOKEN_DTYPES[code])
         self.num_documents = num_indices - 1
         expected = HEADER_BYTES + self.num_sequences * 12 + num_indices * 8
         if size not in (expected, expected + self.num_sequences):  # multimodal datasets add a byte a sequence
@@ -225,7 +224,8 @@ class IndexedDataset:
 
     def _open_bin(self) -> None:
         path = bin_path(self.prefix)
-        self._file = self._tokens = None
+        self._file: BinaryIO | None = None
+        self._tokens: np.ndarray | None = None
         self._bin_bytes = self._described_bytes()
         if self.needs_bin or os.path.exists(path):
             self._bin_bytes = os.path.getsize(path)
@@ -288,12 +288,12 @@ class IndexedDataset:
         pointers[is_inside] = self.sequence_pointers[sequences[is_inside]]  # take would copy the unaligned array
         return pointers
 
-    def _read(self, start: int, count: int) -> np.ndarray:
+    def _read(self, file: BinaryIO, start: int, count: int) -> np.ndarray:
         """Read without a memory map. A read may return less than asked for, so go on until the file ends."""
         itemsize = self.dtype.itemsize
         pieces, offset, left = [], start * itemsize, count * itemsize
         while left:
-            piece = os.pread(self._file.fileno(), left, offset)
+            piece = os.pread(file.fileno(), left, offset)
             if not piece:
                 break
             pieces.append(piece)

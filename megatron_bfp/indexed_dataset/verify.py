@@ -54,10 +54,10 @@ def _check_block(dataset: IndexedDataset, start: int, vocab_size: int, eod: int 
     tokens = dataset.tokens(start, min(BLOCK_TOKENS, dataset.num_tokens - start))
     unsigned = tokens.view(f"u{tokens.itemsize}")  # what is below 0 is far above any vocabulary
     if int(unsigned.max()) >= vocab_size:
-        place = int(unsigned.argmax())
+        worst = int(unsigned.argmax())
         raise IndexedDatasetError(
-            f"{bin_path(dataset.prefix)}: holds token {tokens[place]}, outside the {vocab_size} of the tokenizer, "
-            f"at place {start + place}; write the dataset again with this tokenizer"
+            f"{bin_path(dataset.prefix)}: holds token {tokens[worst]}, outside the {vocab_size} of the tokenizer, "
+            f"at token {start + worst} of the file; write the dataset again with this tokenizer"
         )
     return 0 if eod is None else int(np.count_nonzero(tokens == eod))
 

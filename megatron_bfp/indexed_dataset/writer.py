@@ -1,4 +1,8 @@
-"""A bulk writer of .bin/.idx. Files are byte for byte those of megatron-core's ``IndexedDatasetBuilder``."""
+"""Write .bin/.idx, byte for byte as megatron-core's ``IndexedDatasetBuilder`` does; ``format`` has the byte table.
+
+``IdxWriter`` writes every .idx: for ``IndexedDatasetWriter``, for merging and for preprocessing, which joins its tasks.
+``DatasetFiles`` and ``move_files`` publish a dataset: it can be opened when it is complete and on disk, and not before.
+"""
 
 import os
 import struct
@@ -29,7 +33,7 @@ class DatasetFiles:
         idx_part: path of the other, which is for the caller to write.
 
     Raises:
-        IndexedDatasetError: another process is writing the same dataset, or the place cannot be written.
+        IndexedDatasetError: another process is writing the same dataset, or a file cannot be written.
     """
 
     def __init__(self, prefix: str) -> None:
@@ -86,8 +90,8 @@ def move_files(bin_file: str, idx_file: str, prefix: str) -> None:
 
 
 class IdxWriter:
-    """Write an .idx block by block, in constant memory: its lengths, pointers and documents grow side by side, each in
-    its place, which is known from their number.
+    """Write an .idx block by block, in constant memory: its lengths, pointers and documents grow side by side, each
+    from its own offset, which follows from their numbers.
 
     Args:
         path: file to write; what it holds is lost.
@@ -107,8 +111,8 @@ class IdxWriter:
         try:
             with open(path, "wb") as file:
                 file.write(MAGIC + header)
-            places = (HEADER_BYTES, pointers_at, pointers_at + num_sequences * 8)
-            self._lengths, self._pointers, self._documents = (_open_at(path, place) for place in places)
+            offsets = (HEADER_BYTES, pointers_at, pointers_at + num_sequences * 8)
+            self._lengths, self._pointers, self._documents = (_open_at(path, offset) for offset in offsets)
         except OSError as error:
             raise self._cannot_write(error) from None
         self._write(self._documents, np.zeros(1, dtype=np.int64))
@@ -177,7 +181,7 @@ class IdxWriter:
 class IndexedDatasetWriter:
     """Write a .bin/.idx pair from blocks of tokens.
 
-    Lengths are kept as numpy arrays (4 bytes a sequence); the rest of the .idx is computed from them, block by block,
+    Lengths are kept as numpy arrays (4 bytes per sequence); the rest of the .idx is computed from them, block by block,
     while it is written at the end. The two files get their names in ``finalize``. Leaving the ``with`` block without it
     removes what was written.
 
@@ -186,7 +190,7 @@ class IndexedDatasetWriter:
         dtype: a dtype of ``TOKEN_DTYPES``.
 
     Raises:
-        IndexedDatasetError: another process is writing the same dataset, or the place cannot be written.
+        IndexedDatasetError: another process is writing the same dataset, or a file cannot be written.
     """
 
     def __init__(self, prefix: str, dtype: Any) -> None:
@@ -209,7 +213,7 @@ class IndexedDatasetWriter:
         Args:
             tokens: integers [sum of lengths], all documents one after another.
             lengths: integers [sequences], tokens of each.
-            sequences_per_document: integers [documents]; None for one sequence a document.
+            sequences_per_document: integers [documents]; None for one sequence per document.
 
         Raises:
             InputError: a token does not fit the dtype, a sequence has 2**31 tokens or more, or the sums do not match.
@@ -266,10 +270,10 @@ def _blocks(values: np.ndarray) -> Iterator[np.ndarray]:
         yield values[first : first + WRITTEN_AT_ONCE]
 
 
-def _open_at(path: str, place: int) -> BinaryIO:
-    """Open an existing file for writing from a place on, buffered."""
+def _open_at(path: str, offset: int) -> BinaryIO:
+    """Open an existing file for writing from an offset on, buffered."""
     file = open(path, "r+b", buffering=1 << 20)
-    file.seek(place)
+    file.seek(offset)
     return file
 
 

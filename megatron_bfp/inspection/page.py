@@ -7,6 +7,7 @@ hatched in turn, and what has no target is hatched, dashed and struck through.
 from collections.abc import Iterator
 from functools import lru_cache
 from html import escape
+from importlib.resources import files
 from typing import Any
 
 from .view import SequenceView, ShownChunk, chunk_title, printable
@@ -28,49 +29,8 @@ LABEL_HEIGHT = 14
 """Of a line of text in a figure, in pixels."""
 SWATCH = 'width="34" height="14"'
 
-STYLE = """
-:root { color-scheme: light; --ink: #1d2430; --soft: #5c6573; --line: #c9ced6; }
-* { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 1200px; padding: 24px 32px 64px; background: #fff; color: var(--ink);
-  font: 15px/1.5 system-ui, "Segoe UI", Helvetica, Arial, "DejaVu Sans", sans-serif; }
-h1 { margin: 0; font-size: 26px; line-height: 1.25; }
-h2 { margin: 32px 0 8px; font-size: 19px; }
-h3 { margin: 22px 0 6px; padding: 5px 10px; font-size: 15px; font-weight: 600; border-left: 14px solid;
-  border-top: 2px solid; background: #f4f5f7; }
-h3 span { color: var(--ink); }
-h3 small { font-size: 13px; font-weight: 400; color: var(--soft); }
-p { margin: 0 0 8px; }
-.origin { color: var(--soft); overflow-wrap: anywhere; }
-.figures { display: flex; flex-wrap: wrap; gap: 10px; margin: 16px 0 0; padding: 0; list-style: none; }
-.figures li { padding: 6px 14px; border: 1px solid var(--line); border-radius: 6px; color: var(--soft);
-  font-size: 13px; }
-.figures b { display: block; font-size: 20px; line-height: 1.3; color: var(--ink); }
-svg { display: block; overflow: visible; }
-svg text { font: 12px system-ui, "Segoe UI", Helvetica, Arial, "DejaVu Sans", sans-serif; fill: var(--ink); }
-.beside { display: flex; gap: 120px; align-items: flex-start; }
-.beside > div { flex: 1; }
-dl { display: grid; grid-template-columns: max-content 1fr; gap: 8px 14px; margin: 0; align-items: baseline; }
-dt { justify-self: end; }
-dd { margin: 0; }
-.cells { font: 13px/1.75 ui-monospace, Consolas, Menlo, "DejaVu Sans Mono", monospace; color: var(--ink);
-  word-spacing: -3px; }
-.cells span { display: inline-block; min-width: 1.4em; margin: 0 1px; padding: 0 3px; border: 1px solid #aab2be;
-  border-radius: 3px; line-height: 1.45; text-align: center; white-space: pre; word-spacing: 0; }
-.cells u { color: #6b7484; text-decoration: none; }
-.cells em { margin: 0 3px; font: normal 13px/1.5 system-ui, "Segoe UI", Helvetica, Arial, "DejaVu Sans", sans-serif;
-  color: var(--soft); word-spacing: 0; white-space: nowrap; }
-.cells dt, .cells dd { word-spacing: 0; }
-.cells dd em { color: var(--ink); }
-.cells .cut { border-right: 4px solid #444; }
-.tint0 > span { background: #eef5fc; } .tint1 > span { background: #fdf4e8; } .tint2 > span { background: #ebf8f0; }
-.tint3 > span { background: #f9eef8; } .tint4 > span { background: #fbf8df; } .tint5 > span { background: #fdeef0; }
-.cells .n { border: 1px dashed #444; text-decoration: line-through;
-  background: repeating-linear-gradient(45deg, #fff 0 4px, #c4c9d1 4px 5px); }
-.c0 { color: #2b6cb0; fill: #a9cbee; } .c1 { color: #b7661b; fill: #f6cf9f; } .c2 { color: #2f855a; fill: #a6dcbd; }
-.c3 { color: #97458f; fill: #e6bce1; } .c4 { color: #80700e; fill: #ece08c; } .c5 { color: #b83245; fill: #f5b9c0; }
-.pad { color: #5c6573; }
-.grey { fill: #e9ebee; }
-"""
+STYLE_FILE = "page.css"
+"""Beside this module; the page holds its content."""
 
 PATTERNS = (
     '<defs><pattern id="hatch" width="7" height="7" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
@@ -89,13 +49,14 @@ def to_html(view: SequenceView, tokenizer: Any = None) -> str:
     Raises:
         OptionError: a token is not in the tokenizer's vocabulary.
     """
+    style = files(__package__).joinpath(STYLE_FILE).read_text(encoding="utf-8")
     title = f"Sequence {view.sequence:,} of {view.num_sequences:,}, counted from 0"
     return "\n".join(
         [
             '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
             # hostile text is escaped; this keeps the page from loading or running anything even so
             "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">",
-            f"<title>{title}: {escape(printable(view.prefix))}</title>\n<style>{STYLE}</style>\n</head>\n<body>",
+            f"<title>{title}: {escape(printable(view.prefix))}</title>\n<style>\n{style}</style>\n</head>\n<body>",
             _header(view, title),
             "<h2>What the sequence is made of</h2>",
             _bar(view),
@@ -333,5 +294,5 @@ def _padding(shape: str) -> str:
 
 
 def _triangle(begin: float, end: float) -> str:
-    """Corners of the lower triangle between two places on the diagonal."""
+    """Corners of the lower triangle between two positions on the diagonal."""
     return f"{begin:.2f},{begin:.2f} {begin:.2f},{end:.2f} {end:.2f},{end:.2f}"

@@ -91,15 +91,15 @@ def make_report(
     """
     census = take_census(lengths, seq_length, progress)
     edges = sorted({1 << bit for bit in range(LONGEST_DOCUMENT.bit_length())} | {seq_length})
-    classes = [found for found in count_cuts(lengths, seq_length, edges, progress) if found.documents]
-    long = [found for found in classes if found.shortest > seq_length]
+    classes = [row for row in count_cuts(lengths, seq_length, edges, progress) if row.documents]
+    long = [row for row in classes if row.shortest > seq_length]
     return Report(
         seq_length=seq_length,
         documents=census.num_documents,
         empty_documents=census.num_empty,
         tokens=census.num_tokens,
-        long_documents=sum(found.documents for found in long),
-        long_tokens=sum(found.tokens for found in long),
+        long_documents=sum(row.documents for row in long),
+        long_tokens=sum(row.tokens for row in long),
         concatenated_sequences=-(-census.num_tokens // seq_length),
         length_classes=classes,
         packings=[measure_packing(census, seq_length, cap) for cap in caps],
@@ -115,8 +115,8 @@ def megatron_order(lengths: Any, seed: int, progress: Progress = without_progres
         lengths: integers [documents], tokens; anything with a length whose slices are numpy arrays.
         seed: Megatron's ``--seed``.
     """
-    found = progress(blocks_of(lengths), num_blocks(lengths), "reading lengths")
-    shuffled = np.concatenate([np.empty(0, dtype=np.int32), *(block for _, block in found)])
+    blocks = progress(blocks_of(lengths), num_blocks(lengths), "reading lengths")
+    shuffled = np.concatenate([np.empty(0, dtype=np.int32), *(block for _, block in blocks)])
     for _ in progress(range(1), 1, f"shuffling {len(shuffled):,} documents"):
         np.random.RandomState(seed).shuffle(shuffled)
     return shuffled
@@ -130,7 +130,7 @@ def count_cuts(
     Args:
         edges: the longest length of each class but the last, ascending. Empty documents are in no class.
     """
-    edges = np.asarray(edges, dtype=np.int64)
+    ends_of_classes = np.asarray(edges, dtype=np.int64)
     totals = np.zeros((len(edges) + 1, 6), dtype=np.int64)
     position = 0
     for _, block in progress(blocks_of(lengths), num_blocks(lengths), f"counting cuts at {seq_length}"):
@@ -138,14 +138,14 @@ def count_cuts(
         ends = position + np.cumsum(block)
         concatenation = (ends - 1) // seq_length - (ends - block) // seq_length
         packing = (block - 1) // seq_length
-        classes = np.searchsorted(edges, block)
+        classes = np.searchsorted(ends_of_classes, block)
         counts = (np.ones_like(block), block, concatenation > 0, concatenation, packing > 0, packing)
         for column, count in enumerate(counts):
             # weights are float64: exact below 2**53, far above the sum of a block
             totals[:, column] += np.bincount(classes, count, len(totals)).astype(np.int64)
         position += int(block.sum())
-    first, last = [1, *(edges + 1).tolist()], [*edges.tolist(), LONGEST_DOCUMENT]
-    return [LengthClass(low, high, *row) for low, high, row in zip(first, last, totals.tolist())]
+    shortest, longest = [1, *(ends_of_classes + 1).tolist()], [*ends_of_classes.tolist(), LONGEST_DOCUMENT]
+    return [LengthClass(*row) for row in zip(shortest, longest, *totals.T.tolist(), strict=True)]
 
 
 def measure_packing(census: Census, seq_length: int, max_documents_per_sequence: int | None) -> Compactness:
@@ -184,6 +184,6 @@ def _describe(census: Census, runs: list[Run], seq_length: int) -> tuple[np.ndar
         while move is not None:
             squares += move.per_sequence * lengths[bisect_right(ends, move.start)] ** 2
             move = move.previous
-        rows.append((run.count, run.chunks, squares))
+        rows.append((run.num_sequences, run.chunks, squares))
     counts, chunks, squares = np.array(rows, dtype=np.int64).T
     return counts, chunks, squares

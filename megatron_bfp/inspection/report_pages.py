@@ -51,13 +51,13 @@ def draw(reports: Sequence[Report]) -> bytes:
     panels = figure.subplots(2, len(reports), squeeze=False, sharex="col", sharey="row")
     for report, (cuts, shares) in zip(reports, panels.T):
         classes = report.length_classes
-        lengths = [found.longest for found in classes]
+        lengths = [row.longest for row in classes]
         concatenation = {"color": "black", "linestyle": "-", "marker": "o", "label": "concatenation"}
         packing = {"color": "0.55", "linestyle": "--", "marker": "s", "markerfacecolor": "white", "label": "packing"}
-        cuts.plot(lengths, [found.cuts_of_concatenation for found in classes], **concatenation)
-        cuts.plot(lengths, [found.cuts_of_packing for found in classes], **packing)
-        shares.plot(lengths, [100 * found.cut_by_concatenation / found.documents for found in classes], **concatenation)
-        shares.plot(lengths, [100 * found.cut_by_packing / found.documents for found in classes], **packing)
+        cuts.plot(lengths, [row.cuts_of_concatenation for row in classes], **concatenation)
+        cuts.plot(lengths, [row.cuts_of_packing for row in classes], **packing)
+        shares.plot(lengths, [100 * row.cut_by_concatenation / row.documents for row in classes], **concatenation)
+        shares.plot(lengths, [100 * row.cut_by_packing / row.documents for row in classes], **packing)
         for panel in (cuts, shares):
             panel.axvline(report.seq_length, color="0.4", linewidth=1, linestyle=":", zorder=0, label="seq_length")
             panel.set_xscale("log", base=2)
@@ -65,11 +65,11 @@ def draw(reports: Sequence[Report]) -> bytes:
             panel.grid(axis="y", color="0.92")
         cuts.set_yscale("symlog", linthresh=1)
         cuts.set_ylim(
-            -0.4, 3 * max(1, *(found.cuts_of_concatenation for other in reports for found in other.length_classes))
+            -0.4, 3 * max(1, *(row.cuts_of_concatenation for other in reports for row in other.length_classes))
         )
         cuts.set_title(f"seq_length {report.seq_length:,}")
         shares.set_xlabel("document length up to (tokens)")
-    panels[0][0].set_ylabel("truncations (places where documents are cut)")
+    panels[0][0].set_ylabel("truncations (how often documents are cut)")
     panels[1][0].set_ylabel("documents cut (%)")
     panels[0][0].legend(loc="upper left")
     image = io.BytesIO()
@@ -91,8 +91,8 @@ def _headline(reports: Sequence[Report]) -> str:
 
 def cut_needlessly(report: Report) -> tuple[int, int]:
     """Documents of at most seq_length tokens that concatenation cuts, and that packing cuts."""
-    fitting = [found for found in report.length_classes if found.longest <= report.seq_length]
-    return sum(found.cut_by_concatenation for found in fitting), sum(found.cut_by_packing for found in fitting)
+    fitting = [row for row in report.length_classes if row.longest <= report.seq_length]
+    return sum(row.cut_by_concatenation for row in fitting), sum(row.cut_by_packing for row in fitting)
 
 
 def _corpus(reports: Sequence[Report]) -> str:
@@ -137,25 +137,26 @@ def _compactness(report: Report) -> str:
     padding = fewest * length - report.tokens
     sequences = [["concatenation", fewest, 0, "0.00000", fewest]]
     positions = [["concatenation", padding, _percent(padding, fewest * length, 4)]]
-    for found in report.packings:
-        extra = found.sequences - fewest
-        sequences.append([_name(found), found.sequences, extra, _percent(extra, fewest, 5), found.lower_bound])
-        positions.append([_name(found), found.padding, _percent(found.padding, found.sequences * length, 4)])
+    for packing in report.packings:
+        extra = packing.sequences - fewest
+        sequences.append([_name(packing), packing.sequences, extra, _percent(extra, fewest, 5), packing.lower_bound])
+        positions.append([_name(packing), packing.padding, _percent(packing.padding, packing.sequences * length, 4)])
     tables = [
         format_table(["", "sequences", "more than concatenation", "%", "lower bound"], sequences, markdown=True),
         format_table(["", "padding", "% of positions"], positions, markdown=True),
     ]
     if len(report.packings) > 1:
-        cap = next(found.max_documents_per_sequence for found in report.packings if found.max_documents_per_sequence)
+        caps = (packing.max_documents_per_sequence for packing in report.packings)
+        cap = next(cap for cap in caps if cap)
         tables.insert(0, f'"at most {cap:,}" is packing with --max-documents-per-sequence {cap}.')
     return "\n\n".join(tables)
 
 
 def _sequences(report: Report) -> str:
     rows = []
-    for found in report.packings:
-        documents, work = _spread(found.documents_per_sequence, ""), _spread(found.attention_work, ".4f")
-        rows.append([_name(found), *documents, *work])
+    for packing in report.packings:
+        documents, work = _spread(packing.documents_per_sequence, ""), _spread(packing.attention_work, ".4f")
+        rows.append([_name(packing), *documents, *work])
     header = ["", "documents p50", "p99", "max", "work p50", "p99", "max"]
     note = (
         "Documents per sequence, and attention work: the sum of squared chunk lengths over L squared; full causal "
@@ -166,23 +167,23 @@ def _sequences(report: Report) -> str:
 
 def _cuts(report: Report) -> str:
     rows = []
-    for found in report.length_classes:
-        counts = [found.documents, found.cut_by_concatenation]
-        counts += [_percent(found.cut_by_concatenation, found.documents), found.cuts_of_concatenation]
-        counts += [found.cut_by_packing, found.cuts_of_packing]
-        rows.append([f"{found.shortest:,} to {found.longest:,}", *counts])
+    for row in report.length_classes:
+        share = _percent(row.cut_by_concatenation, row.documents)
+        concatenation = [row.cut_by_concatenation, share, row.cuts_of_concatenation]
+        packing = [row.cut_by_packing, row.cuts_of_packing]
+        rows.append([f"{row.shortest:,} to {row.longest:,}", row.documents, *concatenation, *packing])
     header = ["length (tokens)", "documents", "cut", "%", "times", "packing", "times"]
     note = "By document length: documents cut, and how often, by concatenation and then by packing."
     return f"{wrap(note)}\n\n{format_table(header, rows, markdown=True)}"
 
 
-def _name(found: Compactness) -> str:
-    cap = found.max_documents_per_sequence
+def _name(packing: Compactness) -> str:
+    cap = packing.max_documents_per_sequence
     return "packing" if cap is None else f"at most {cap:,}"
 
 
-def _spread(found: Spread, form: str) -> list[str]:
-    return [format(value, form or ",") for value in (found.median, found.p99, found.maximum)]
+def _spread(spread: Spread, form: str) -> list[str]:
+    return [format(value, form or ",") for value in (spread.median, spread.p99, spread.maximum)]
 
 
 def _percent(part: int, whole: int, digits: int = 2) -> str:

@@ -143,12 +143,12 @@ class BFPGPTDataset(GPTDataset):
         return GPTDataset._key_config_attributes() + ["max_documents_per_sequence"]
 
     def _build_document_sample_shuffle_indices(self) -> tuple[None, None, None]:
-        """Called by GPTDataset's constructor in the place where it builds its own three indices."""
+        """Called by GPTDataset's constructor instead of building its own three indices."""
         self.packed_split = self._open_split()
         self.sequence_index = None if self.packed_split is None else self.packed_split.index
         self.masked_input = self.config.tokenizer.eod if self.config.eod_mask_loss else None
         if self.packed_split:  # a blend's cache is keyed by this: it must change with the data
-            self.unique_identifiers["idx_sha256"] = self.sequence_index.idx_sha256
+            self.unique_identifiers["idx_sha256"] = self.packed_split.index.idx_sha256
         return None, None, None
 
     def _open_split(self) -> PackedSplit | None:
@@ -166,7 +166,7 @@ class BFPGPTDataset(GPTDataset):
             config.path_to_cache,
             progress=log_progress(logger),
         )
-        if not len(packed_split):
+        if packed_split is not None and not len(packed_split):
             if self._is_in_blend():
                 packed_split.refuse_in_blend()
             log_single_rank(logger, logging.WARNING, f"{self.dataset_path}: the {split.name} split has no tokens")
@@ -193,10 +193,15 @@ class BFPGPTDataset(GPTDataset):
         Raises:
             IndexError: there is no such sample.
         """
+        packed_split, sample = self._checked(idx)
+        return packed_split.sequence_of(sample, self.config.random_seed)
+
+    def _checked(self, idx: int) -> tuple[PackedSplit, int]:
+        """The split, and ``idx`` as an int."""
         idx = operator.index(idx)
-        if not 0 <= idx < len(self):
+        if self.packed_split is None or not 0 <= idx < len(self):
             raise IndexError(f"{self.dataset_path}: sample {idx} is not in [0, {len(self)})")
-        return self.packed_split.sequence_of(idx, self.config.random_seed)
+        return self.packed_split, idx
 
     def __getitem__(self, idx: int | None) -> dict[str, torch.Tensor]:
         """One sample. ``None`` gives Megatron's batch padding: sample 0 without loss.
@@ -204,10 +209,10 @@ class BFPGPTDataset(GPTDataset):
         Raises:
             IndexError: there is no such sample.
         """
-        sequence = self.sequence_of(0 if idx is None else idx)
+        packed_split, number = self._checked(0 if idx is None else idx)
         sample = build_sample(
             self.dataset,
-            self.sequence_index.chunk_spans(sequence),
+            packed_split.chunk_spans(number, self.config.random_seed),
             self.config.sequence_length,
             bool(self.config.reset_position_ids),
             self.masked_input,

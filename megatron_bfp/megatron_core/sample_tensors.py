@@ -1,5 +1,7 @@
 """A sample's or a batch's tensors, which travel from a DataLoader's worker to the trainer as one."""
 
+from typing import SupportsIndex
+
 try:
     import torch
 except ModuleNotFoundError as error:
@@ -23,7 +25,7 @@ class SampleTensors(dict[str, torch.Tensor]):
     def __copy__(self) -> "SampleTensors":
         return SampleTensors(self)
 
-    def __reduce_ex__(self, protocol: int) -> tuple:
+    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple:
         if not all(isinstance(value, torch.Tensor) and value.is_cpu for value in self.values()):
             return SampleTensors, (dict(self),)
         if not 0 < sum(tensor.nbytes for tensor in self.values()) <= WORTH_JOINING:

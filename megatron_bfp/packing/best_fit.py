@@ -16,7 +16,7 @@ Example: L = 8, four chunks of 5 tokens, three of 3, three of 2::
     2 chunks of 2   no open sequence holds them: open 4, both chunks      3: space 1, 4: space 4
 
     >>> remainders = np.bincount([5, 5, 5, 5, 3, 3, 3, 2, 2, 2], minlength=8)
-    >>> [(run.first_sequence, run.count, run.chunks) for run in plan_runs(remainders, seq_length=8)]
+    >>> [(run.first_sequence, run.num_sequences, run.chunks) for run in plan_runs(remainders, seq_length=8)]
     [(0, 3, 2), (3, 1, 2), (4, 1, 2)]
 
 Source: Ding et al., "Fewer Truncations Improve Language Modeling" (ICML 2024), section 3.1 and algorithm 1.
@@ -43,12 +43,12 @@ class Move(NamedTuple):
 
 
 class Run(NamedTuple):
-    """``count`` consecutive sequences that hold the same lengths: ``chunks`` chunks each, put there by the moves."""
+    """Consecutive sequences that hold the same lengths."""
 
     first_sequence: int
-    count: int
+    num_sequences: int
     chunks: int
-    """Chunks per sequence."""
+    """Chunks per sequence, put there by the moves."""
     last_move: Move | None
 
 
@@ -91,7 +91,7 @@ class OpenRuns:
         space = self._seq_length
         per_sequence = space // length if self._cap is None else min(space // length, self._cap)
         run = Run(self._num_sequences, -(-num_chunks // per_sequence), 0, None)
-        self._num_sequences += run.count
+        self._num_sequences += run.num_sequences
         return run, space, per_sequence
 
     def put(self, run: Run, space: int) -> None:
@@ -133,10 +133,10 @@ def plan_runs(remainders: np.ndarray, seq_length: int, max_documents_per_sequenc
             run, space, per_sequence = open_runs.take(length, chunks_left)
             if per_sequence > chunks_left:  # too few to fill a sequence: one takes them all
                 per_sequence = chunks_left
-            num_filled = min(run.count, chunks_left // per_sequence)
+            num_filled = min(run.num_sequences, chunks_left // per_sequence)
             filled, rest = _fill(run, num_filled, per_sequence, next_chunk)
             open_runs.put(filled, space - per_sequence * length)
-            if rest.count:
+            if rest.num_sequences:
                 open_runs.put(rest, space)
             next_chunk += num_filled * per_sequence
             chunks_left -= num_filled * per_sequence
@@ -145,12 +145,12 @@ def plan_runs(remainders: np.ndarray, seq_length: int, max_documents_per_sequenc
 
 def _fill(run: Run, num_filled: int, per_sequence: int, start: int) -> tuple[Run, Run]:
     """Add chunks to the first sequences of a run; returns these as a run of their own, and the rest of the run."""
-    first_sequence, count, chunks, last_move = run
+    first_sequence, num_sequences, chunks, last_move = run
     move = Move(first_sequence, per_sequence, start, last_move)
     filled = Run(first_sequence, num_filled, chunks + per_sequence, move)
-    return filled, Run(first_sequence + num_filled, count - num_filled, chunks, last_move)
+    return filled, Run(first_sequence + num_filled, num_sequences - num_filled, chunks, last_move)
 
 
 def count_sequences(census: Census, runs: list[Run]) -> int:
     """Number of sequences of a corpus: its full chunks and those of the runs."""
-    return census.num_full_chunks + (runs[-1].first_sequence + runs[-1].count if runs else 0)
+    return census.num_full_chunks + (runs[-1].first_sequence + runs[-1].num_sequences if runs else 0)

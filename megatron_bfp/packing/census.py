@@ -12,7 +12,6 @@ from ..progress import Progress, without_progress
 BLOCK = 1 << 17
 """Documents handled at once: large enough for vectorised work, small enough to sort inside the processor's cache."""
 
-
 LONGEST_DOCUMENT = 1 << 40
 """Tokens; far above any document, and low enough that sums over a block stay in int64."""
 

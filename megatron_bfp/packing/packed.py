@@ -1,4 +1,7 @@
-"""``pack``: any array of lengths to packed sequences, in memory."""
+"""``pack``: any array of lengths to packed sequences, in memory.
+
+Cost: about that of sorting the lengths. Memory: some 4 bytes per document, beside the lengths.
+"""
 
 import operator
 from dataclasses import dataclass

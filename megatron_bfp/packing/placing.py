@@ -23,14 +23,14 @@ def sort_documents(
     """Document ids of all remainder chunks: longest first, equal lengths in document order.
 
     A counting sort in blocks: the histogram says where each length begins, each block is sorted inside the cache and
-    scattered to its places. Unlike one large argsort, its memory traffic stays linear, and the result does not depend
+    scattered to its targets. Unlike one large argsort, its memory traffic stays linear, and the result does not depend
     on the machine or the numpy version.
 
     Returns:
         ``dtype`` [remainder chunks].
     """
     seq_length = len(remainders)
-    next_place = remainders.sum() - np.cumsum(remainders)  # after all longer ones
+    next_target = remainders.sum() - np.cumsum(remainders)  # after all longer ones
     sorted_ids = np.empty(int(remainders.sum()), dtype=dtype)
     for first, block in progress(blocks_of(lengths), num_blocks(lengths), "sorting documents"):
         chunks = remainder_lengths(block, seq_length)
@@ -39,13 +39,13 @@ def sort_documents(
         is_first = np.ones(len(chunks), dtype=bool)  # of its length in the block
         np.not_equal(chunks[1:], chunks[:-1], out=is_first[1:])
         starts = np.flatnonzero(is_first)
-        found, counts = chunks[starts], np.diff(starts, append=len(chunks))
-        places = np.repeat(next_place[found] - starts, counts)
-        places += np.arange(len(chunks))
+        present, counts = chunks[starts], np.diff(starts, append=len(chunks))
+        targets = np.repeat(next_target[present] - starts, counts)
+        targets += np.arange(len(chunks))
         ids = order.astype(dtype)  # before they are scattered: numpy does not cast and scatter at once
         ids += np.dtype(dtype).type(first + first_document)
-        sorted_ids[places] = ids
-        next_place[found] += counts
+        sorted_ids[targets] = ids
+        next_target[present] += counts
     return sorted_ids
 
 
@@ -62,8 +62,8 @@ def place_documents(
     """
     for run in progress(runs, len(runs), "placing documents"):
         step = max(1, PIECE // run.chunks)
-        for first in range(run.first_sequence, run.first_sequence + run.count, step):
-            count = min(step, run.first_sequence + run.count - first)
+        for first in range(run.first_sequence, run.first_sequence + run.num_sequences, step):
+            count = min(step, run.first_sequence + run.num_sequences - first)
             sequences = np.empty((count, run.chunks), dtype=sorted_ids.dtype)
             column, move = run.chunks, run.last_move
             while move is not None:

@@ -116,7 +116,8 @@ def run_rows(runs: list[Run], first_sequence: int) -> np.ndarray:
     Returns:
         int64 [runs, 3].
     """
-    rows = np.array([(run.first_sequence, run.count, run.chunks) for run in runs], dtype=np.int64).reshape(-1, 3)
-    entries = np.cumsum(rows[:, 1] * rows[:, 2]) - rows[:, 1] * rows[:, 2]
-    rows = np.stack([rows[:, 0] + first_sequence, entries, rows[:, 2]], axis=1)
+    numbers = [(run.first_sequence, run.num_sequences, run.chunks) for run in runs]
+    firsts, counts, chunks = np.array(numbers, dtype=np.int64).reshape(-1, 3).T
+    entries = np.cumsum(counts * chunks) - counts * chunks
+    rows = np.stack([firsts + first_sequence, entries, chunks], axis=1)
     return rows[np.diff(rows[:, 2], prepend=0) != 0]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .. import __version__
+from .._version import __version__
 from ..errors import IndexedDatasetError, InputError
 from ..files import read_json_object, sync_file, write_whole
 from ..indexed_dataset.format import bin_path, idx_path

@@ -26,7 +26,7 @@ _MASK = (1 << 64) - 1
 
 
 def shuffled(index: int, num_items: int, seed: int, epoch: int, identity: str) -> int:
-    """The item at place ``index`` of an epoch's order.
+    """The item that comes ``index``-th in an epoch's order, counted from 0.
 
     Args:
         index: 0 .. num_items - 1.
@@ -56,8 +56,8 @@ def sequence_of_sample(sample: int, num_sequences: int, seed: int, identity: str
         seed: the run's seed.
         identity: of the sequence index, ``SequenceIndex.identity``.
     """
-    epoch, place = divmod(sample, num_sequences)
-    return shuffled(place, num_sequences, seed, epoch, identity)
+    epoch, index = divmod(sample, num_sequences)
+    return shuffled(index, num_sequences, seed, epoch, identity)
 
 
 @lru_cache(maxsize=KEYS_KEPT)

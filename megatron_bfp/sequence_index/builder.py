@@ -24,7 +24,7 @@ from ..packing.placing import place_documents, sort_documents
 from ..packing.table import id_dtype, run_rows
 from ..progress import Progress, without_progress
 from .format import canonical_json, metadata
-from .key import IndexKey, build_command, index_places
+from .key import IndexKey, build_command, index_directories
 from .reader import SequenceIndex
 
 LEFTOVER_SECONDS = 24 * 3600
@@ -51,15 +51,15 @@ def open_or_build(
     if index is not None:
         return index
     reasons = []
-    for place in index_places(dataset, cache_path):
+    for directory in index_directories(dataset, cache_path):
         try:
-            os.makedirs(place, exist_ok=True)
-            if not os.access(place, os.W_OK):
+            os.makedirs(directory, exist_ok=True)
+            if not os.access(directory, os.W_OK):
                 raise PermissionError(13, "not writable")
         except OSError as error:
-            reasons.append(f"{place} ({error.strerror})")
+            reasons.append(f"{directory} ({error.strerror})")
             continue
-        return build(dataset, key, place, progress=progress, say=_print)
+        return build(dataset, key, directory, progress=progress, say=_print)
     raise SequenceIndexError(
         f"{dataset.prefix}: there is no sequence index {key.name} and no place to build it: {', '.join(reasons)}. "
         f"Give a writable --data-cache-path, or build it where that place is writable: {build_command(dataset, key)}"
@@ -72,9 +72,9 @@ def open_existing(dataset: IndexedDataset, key: IndexKey, cache_path: str | None
     Raises:
         SequenceIndexError: an index is there but wrong.
     """
-    for place in index_places(dataset, cache_path):
-        if os.path.isdir(os.path.join(place, key.name)):
-            return SequenceIndex(os.path.join(place, key.name), dataset)
+    for directory in index_directories(dataset, cache_path):
+        if os.path.isdir(os.path.join(directory, key.name)):
+            return SequenceIndex(os.path.join(directory, key.name), dataset)
     return None
 
 
@@ -91,7 +91,7 @@ def open_or_refuse(
     """
     index = open_existing(dataset, key, cache_path)
     if index is None:
-        searched = index_places(dataset, cache_path)
+        searched = index_directories(dataset, cache_path)
         raise SequenceIndexError(
             f"{' and '.join(searched)}: there is no sequence index {key.name}{_others(searched)}. Build it: "
             f"{build_command(dataset, key, split)}"

@@ -13,7 +13,6 @@ from ..progress import Progress
 HASHED_BYTES = 1 << 24
 """Bytes hashed in one step."""
 
-
 END_BYTES = 1 << 14
 """Bytes at each end of an array file that are checked when the index is opened."""
 
@@ -34,7 +33,7 @@ def sampled_fingerprint(content: np.ndarray) -> dict[str, Any]:
     offsets = [(0, 1 << 16), (max(0, size - (1 << 16)), 1 << 16)]
     offsets += [(max(0, size - 4096) * block // 255, 4096) for block in range(256)]
     for offset, count in offsets:
-        digest.update(content[offset : offset + count])
+        digest.update(content[offset : offset + count].data)
     return {"bytes": size, "sampled_sha256": digest.hexdigest()}
 
 
@@ -60,5 +59,5 @@ def idx_sha256(dataset: IndexedDataset, progress: Progress) -> str:
     """sha256 of the .idx as it was when it was opened, in hexadecimal."""
     digest, size = hashlib.sha256(), len(dataset.idx_content)
     for first in progress(range(0, size, HASHED_BYTES), -(-size // HASHED_BYTES), "hashing the .idx"):
-        digest.update(expect_next(dataset.idx_content, first, first + HASHED_BYTES))
+        digest.update(expect_next(dataset.idx_content, first, first + HASHED_BYTES).data)
     return digest.hexdigest()

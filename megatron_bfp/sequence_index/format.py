@@ -22,11 +22,8 @@ from .fingerprints import ends_sha256, file_sha256, idx_sha256, sampled_fingerpr
 from .key import IndexKey
 
 FORMAT = "megatron_bfp sequence index"
-
-
 VERSION = 2
 """2 has checksums of index.json itself and of the ends of the arrays, which opening checks."""
-
 
 ARRAYS = ("document_ids", "long_documents", "runs")
 

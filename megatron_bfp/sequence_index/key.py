@@ -31,7 +31,7 @@ class IndexKey:
     max_documents_per_sequence: int | None = None
 
     def __post_init__(self) -> None:
-        checked = {"seq_length": checked_seq_length("seq_length", self.seq_length)}
+        checked: dict[str, int | None] = {"seq_length": checked_seq_length("seq_length", self.seq_length)}
         checked["max_documents_per_sequence"] = checked_cap(self.max_documents_per_sequence)
         checked |= {name: operator.index(getattr(self, name)) for name in ("first_document", "end_document")}
         for name, value in checked.items():
@@ -91,9 +91,9 @@ class IndexKey:
         match = NAME.fullmatch(name)
         if match is None:
             return None
-        seq_length, first, end, cap = (None if group is None else int(group) for group in match.groups())
+        seq_length, first, end, cap = match.groups()
         try:
-            return cls(seq_length, first, end, cap)
+            return cls(int(seq_length), int(first), int(end), None if cap is None else int(cap))
         except OptionError:
             return None
 
@@ -162,7 +162,7 @@ def cached_index_directory(dataset: IndexedDataset, cache_path: str) -> str:
     return os.path.join(cache_path, f"{os.path.basename(dataset.prefix)}-{sampled[:16]}.bfp")
 
 
-def index_places(dataset: IndexedDataset, cache_path: str | None = None) -> list[str]:
+def index_directories(dataset: IndexedDataset, cache_path: str | None = None) -> list[str]:
     """The directories where a dataset's indexes may be, in the order in which they are looked for."""
     beside = index_directory(dataset.prefix)
     return [beside, cached_index_directory(dataset, cache_path)] if cache_path else [beside]

@@ -165,8 +165,8 @@ def _has_form(metadata: dict[str, Any]) -> bool:
 
 
 def _check_fingerprint(path: str, fingerprint: dict[str, Any], dataset: IndexedDataset) -> None:
-    found = sampled_fingerprint(dataset.idx_content)
-    if any(found[name] != fingerprint[name] for name in found):
+    current = sampled_fingerprint(dataset.idx_content)
+    if any(current[name] != fingerprint[name] for name in current):
         raise SequenceIndexError(
             f"{path}: it was built from another {idx_path(dataset.prefix)} than the one that is there now (the "
             f"fingerprint differs). If the dataset was written anew, rebuild the index: {remedy(path, dataset)}"

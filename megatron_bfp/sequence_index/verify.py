@@ -12,7 +12,7 @@ from ..indexed_dataset.reader import IndexedDataset
 from ..packing.census import BLOCK, Census, take_census
 from ..progress import Progress, without_progress
 from .format import ARRAYS, canonical_json, metadata
-from .key import damaged, index_places
+from .key import damaged, index_directories
 from .reader import SequenceIndex
 
 
@@ -27,16 +27,18 @@ def verify_all(
     """
     dataset = IndexedDataset(prefix, needs_bin=False)
     dataset.check_pointers(progress)
-    places = index_places(dataset, cache_path)
+    directories = index_directories(dataset, cache_path)
     paths = [
-        os.path.join(place, name)
-        for place in places
-        if os.path.isdir(place)
-        for name in sorted(os.listdir(place))
+        os.path.join(directory, name)
+        for directory in directories
+        if os.path.isdir(directory)
+        for name in sorted(os.listdir(directory))
         if not name.startswith(".")
     ]
     if not paths:
-        raise SequenceIndexError(f"{places[0]}: there is no sequence index; build one with megatron-bfp index {prefix}")
+        raise SequenceIndexError(
+            f"{directories[0]}: there is no sequence index; build one with megatron-bfp index {prefix}"
+        )
     return [verify(path, dataset, progress) for path in paths]
 
 
@@ -55,12 +57,12 @@ def verify(path: str, dataset: IndexedDataset, progress: Progress = without_prog
     try:
         expected = metadata(index.key, census, index.table.num_sequences, path, dataset, progress)
         with open(os.path.join(path, "index.json"), "rb") as file:
-            found = file.read()
+            content = file.read()
         names = set(os.listdir(path))
     except OSError as error:
         raise SequenceIndexError(f"{error.filename or path}: cannot be read: {error.strerror}") from None
-    if found != canonical_json(expected):
-        wrong = _first_difference(expected, json.loads(found))
+    if content != canonical_json(expected):
+        wrong = _first_difference(expected, json.loads(content))
         raise damaged(path, dataset, f"index.json: {wrong} does not match the data")
     if names != {"index.json", *(f"{name}.npy" for name in ARRAYS)}:
         raise damaged(path, dataset, "there are files that do not belong to it")
@@ -94,17 +96,17 @@ def _check_coverage(index: SequenceIndex, lengths: Any, census: Census, progress
             documents = rows.astype(np.int64) - key.first_document
             if documents.min() < 0 or documents.max() >= len(lengths):
                 refuse("document_ids.npy names documents outside the range")
-            found = remainders[documents].astype(np.int64)
+            num_tokens = remainders[documents].astype(np.int64)
             remainders[documents] = 0  # so that a second mention of a document has no tokens left
-            if found.min() < 1 or len(np.unique(documents)) != len(documents):
+            if num_tokens.min() < 1 or len(np.unique(documents)) != len(documents):
                 refuse("document_ids.npy does not name every document once")
-            if found.reshape(-1, chunks).sum(axis=1).max() > key.seq_length:
+            if num_tokens.reshape(-1, chunks).sum(axis=1).max() > key.seq_length:
                 refuse("document_ids.npy has a sequence that does not fit")
 
 
-def _first_difference(expected: Any, found: Any, name: str = "") -> str:
-    if isinstance(expected, dict) and isinstance(found, dict):
+def _first_difference(expected: Any, actual: Any, name: str = "") -> str:
+    if isinstance(expected, dict) and isinstance(actual, dict):
         for entry in expected:
-            if expected[entry] != found.get(entry):
-                return _first_difference(expected[entry], found.get(entry), f"{name}.{entry}" if name else entry)
+            if expected[entry] != actual.get(entry):
+                return _first_difference(expected[entry], actual.get(entry), f"{name}.{entry}" if name else entry)
     return name or "its form"

@@ -43,8 +43,8 @@ def test_tokens_that_are_right_pass(verify, capsys):
     [
         ([[1, EOD], [2, 3], [4, EOD]], r"document 1 does not end in EOD \(9\)"),
         ([[], [2]], "document 1 does not end in EOD"),
-        ([[1, EOD], [10, EOD]], "holds token 10, outside the 10 of the tokenizer, at place 2;"),
-        ([[1, EOD], [1, -1, EOD]], "holds token -1, outside .* at place 3;"),
+        ([[1, EOD], [10, EOD]], "holds token 10, outside the 10 of the tokenizer, at token 2 of the file;"),
+        ([[1, EOD], [1, -1, EOD]], "holds token -1, outside .* at token 3 of the file;"),
     ],
 )
 def test_tokens_that_are_wrong_are_named(verify, documents, reason):

@@ -173,17 +173,17 @@ def test_every_altered_byte_of_the_idx_is_refused_or_gives_another_valid_idx(wri
     path = tmp_path / "data.idx"
     content = path.read_bytes()
     document_indices_at = len(content) - 8 * (dataset.num_documents + 1)
-    for place in range(len(content)):
+    for offset in range(len(content)):
         for flip in (0x01, 0x80):
             altered = bytearray(content)
-            altered[place] ^= flip
+            altered[offset] ^= flip
             path.write_bytes(altered)
             try:
-                found = IndexedDataset(str(tmp_path / "data"))
+                damaged = IndexedDataset(str(tmp_path / "data"))
             except IndexedDatasetError:
                 continue
-            assert place == DTYPE_CODE_AT or place >= document_indices_at
-            joined = [token for i in range(found.num_documents) for token in found.document(i).tolist()]
+            assert offset == DTYPE_CODE_AT or offset >= document_indices_at
+            joined = [token for i in range(damaged.num_documents) for token in damaged.document(i).tolist()]
             assert joined == [token for document in documents for token in document]
 
 
@@ -396,18 +396,18 @@ def test_fault_D09_tokens_are_read_from_where_they_begin(tmp_path, mmap, dtype):
     for start in range(len(flat)):
         for count in (0, 1, 3):
             if start + count <= len(flat):
-                found = dataset.tokens(start, count)
-                assert found.dtype == dtype and found.tolist() == flat[start : start + count]
+                tokens = dataset.tokens(start, count)
+                assert tokens.dtype == dtype and tokens.tolist() == flat[start : start + count]
 
 
 def test_fault_D11_a_short_read_is_continued_and_one_at_the_end_is_an_error(tmp_path, monkeypatch):
     dataset = IndexedDataset(write(tmp_path / "data", documents_of([50, 60])).prefix, mmap=False)
     real = os.pread
     for most in (1, 3, 64):
-        monkeypatch.setattr(os, "pread", lambda file, size, place, most=most: real(file, min(size, most), place))
+        monkeypatch.setattr(os, "pread", lambda file, size, offset, most=most: real(file, min(size, most), offset))
         assert dataset.document(1).tolist() == list(range(51, 111))
         assert dataset.tokens(49, 4).tolist() == [50, 51, 52, 53]
-        with pytest.raises(IndexedDatasetError, match="tokens 100 to 120 are wanted, 10 of them are there"):
+        with pytest.raises(IndexedDatasetError, match="tokens 100 to 120 are wanted, 10 of them exist"):
             dataset.tokens(100, 20)
 
 

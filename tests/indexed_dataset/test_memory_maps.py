@@ -60,9 +60,9 @@ def test_small_arrays_are_read_and_large_ones_mapped(tmp_path):
     for size, is_mapped in ((8, False), (SMALL, True)):
         array = np.arange(size)
         np.save(tmp_path / f"{size}.npy", array)
-        found = load_array(str(tmp_path / f"{size}.npy"))
-        assert np.array_equal(found, array)
-        assert (_mapping(found) is not None) == is_mapped
+        loaded = load_array(str(tmp_path / f"{size}.npy"))
+        assert np.array_equal(loaded, array)
+        assert (_mapping(loaded) is not None) == is_mapped
 
 
 def forget_cached_pages(path):

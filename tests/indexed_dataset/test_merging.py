@@ -213,15 +213,15 @@ def test_a_part_is_not_overwritten_under_any_name(three_parts, tmp_path, link, s
     refused(prefix, three_parts[:3], OptionError, "is one of the parts to merge .*b")
 
 
-@pytest.mark.parametrize("place", [50_000 * 4, 100_000 * 4 + 50_000 * 8, 100_000 * 12 + 50_000 * 8])
-def test_damage_in_the_middle_of_a_part_is_found(three_parts, tmp_path, place):
+@pytest.mark.parametrize("offset", [50_000 * 4, 100_000 * 4 + 50_000 * 8, 100_000 * 12 + 50_000 * 8])
+def test_damage_in_the_middle_of_a_part_is_found(three_parts, tmp_path, offset):
     """A length, a pointer and a document of 100,000, none of which is checked when the dataset is opened."""
     damaged = str(tmp_path / "damaged")
     with IndexedDatasetWriter(damaged, np.uint16) as writer:
         writer.add(np.ones(200_000, dtype=np.uint16), np.full(100_000, 2))
         writer.finalize()
     with open(damaged + ".idx", "r+b") as file:
-        file.seek(HEADER_BYTES + place)
+        file.seek(HEADER_BYTES + offset)
         file.write(b"\x07")
     IndexedDataset(damaged)
     refused(str(tmp_path / "merged"), [*three_parts[:3], damaged], IndexedDatasetError, "damaged.idx: impossible")
@@ -308,14 +308,14 @@ def test_fault_D07_a_merged_dataset_is_on_disk_before_it_gets_its_names(three_pa
 def test_fault_D11_short_writes_and_copies_are_continued(three_parts, tmp_path, monkeypatch):
     real_write, real_read = os.pwrite, os.pread
     monkeypatch.setattr(os, "copy_file_range", fail_with_invalid_argument)
-    monkeypatch.setattr(os, "pwrite", lambda file, content, place: real_write(file, content[:5], place))
+    monkeypatch.setattr(os, "pwrite", lambda file, content, offset: real_write(file, content[:5], offset))
     merge(str(tmp_path / "written"), three_parts[:3])
     monkeypatch.setattr(os, "pwrite", real_write)
-    monkeypatch.setattr(os, "pread", lambda file, size, place: real_read(file, min(size, 7), place))
+    monkeypatch.setattr(os, "pread", lambda file, size, offset: real_read(file, min(size, 7), offset))
     merge(str(tmp_path / "read"), three_parts[:3])
     monkeypatch.undo()
     real_copy = os.copy_file_range
-    short = lambda source, target, size, *places: real_copy(source, target, min(size, 3), *places)  # noqa: E731
+    short = lambda source, target, size, *offsets: real_copy(source, target, min(size, 3), *offsets)  # noqa: E731
     monkeypatch.setattr(os, "copy_file_range", short)
     merge(str(tmp_path / "copied"), three_parts[:3])
     assert all(are_the_same(tmp_path / name, three_parts[3]) for name in ("written", "read", "copied"))

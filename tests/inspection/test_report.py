@@ -37,11 +37,11 @@ def test_cuts_are_those_of_a_plain_count(lengths, seq_length, edges, block):
                 row[column] += count
     original, counting.BLOCK = counting.BLOCK, block
     try:
-        found = report.count_cuts(np.array(lengths, dtype=np.int32), seq_length, edges)
+        classes = report.count_cuts(np.array(lengths, dtype=np.int32), seq_length, edges)
     finally:
         counting.BLOCK = original
-    assert [[*vars(row).values()][2:] for row in found] == expected
-    assert [(row.shortest, row.longest) for row in found] == list(
+    assert [[*vars(row).values()][2:] for row in classes] == expected
+    assert [(row.shortest, row.longest) for row in classes] == list(
         zip([1, *(edge + 1 for edge in edges)], [*edges, counting.LONGEST_DOCUMENT])
     )
 
@@ -53,9 +53,9 @@ def test_packing_cuts_where_pack_cuts(lengths, seq_length):
     chunks = np.zeros(len(lengths) + 1, dtype=np.int64)
     for i in range(len(packed)):
         np.add.at(chunks, packed[i][:, 0], 1)
-    found = report.count_cuts(np.array(lengths, dtype=np.int32), seq_length, [seq_length])
-    assert [row.cut_by_packing for row in found] == [0, np.count_nonzero(chunks > 1)]
-    assert sum(row.cuts_of_packing for row in found) == np.maximum(chunks - 1, 0).sum()
+    classes = report.count_cuts(np.array(lengths, dtype=np.int32), seq_length, [seq_length])
+    assert [row.cut_by_packing for row in classes] == [0, np.count_nonzero(chunks > 1)]
+    assert sum(row.cuts_of_packing for row in classes) == np.maximum(chunks - 1, 0).sum()
 
 
 @pytest.mark.parametrize("seed, seq_length", [(1234, 8), (7, 5), (7, 64)])
@@ -68,14 +68,14 @@ def test_cuts_of_concatenation_are_those_of_megatrons_dataset(write_dataset, see
     settings = config(([dataset.prefix], None), seq_length, GPTDatasetConfig, random_seed=seed, split="90,10,0")
     megatron = build([None, None, None], settings, GPTDataset)[0]
     cut = np.zeros(300, dtype=np.int64)
-    for place, offset in megatron.sample_index[1:].tolist():
+    for position, offset in megatron.sample_index[1:].tolist():
         if offset:  # the sample begins inside a document
-            cut[megatron.document_index[place]] += 1
+            cut[megatron.document_index[position]] += 1
     ordered = report.megatron_order(lengths[:270], seed)
     assert ordered.tolist() == lengths[megatron.document_index].tolist()
-    found = report.count_cuts(ordered, seq_length, [seq_length])
-    assert sum(row.cuts_of_concatenation for row in found) == cut.sum() > 0
-    assert [row.cut_by_concatenation for row in found] == [
+    classes = report.count_cuts(ordered, seq_length, [seq_length])
+    assert sum(row.cuts_of_concatenation for row in classes) == cut.sum() > 0
+    assert [row.cut_by_concatenation for row in classes] == [
         np.count_nonzero(cut[lengths <= seq_length]),
         np.count_nonzero(cut[lengths > seq_length]),
     ]
@@ -86,12 +86,12 @@ def test_cuts_of_concatenation_are_those_of_megatrons_dataset(write_dataset, see
 @given(LENGTHS, st.integers(1, 20), st.sampled_from([None, 1, 2, 3]))
 def test_figures_of_packing_are_those_of_pack(lengths, seq_length, cap):
     packed = pack(lengths, seq_length, cap)
-    found = report.measure_packing(packed.census, seq_length, cap)
+    compactness = report.measure_packing(packed.census, seq_length, cap)
     chunks = [packed[i][:, 2] for i in range(len(packed))]
-    assert (found.sequences, found.padding) == (len(packed), packed.padding)
+    assert (compactness.sequences, compactness.padding) == (len(packed), packed.padding)
     for seen, values in (
-        (found.documents_per_sequence, sorted(len(found) for found in chunks)),
-        (found.attention_work, sorted((found**2).sum() / seq_length**2 for found in chunks)),
+        (compactness.documents_per_sequence, sorted(len(of_sequence) for of_sequence in chunks)),
+        (compactness.attention_work, sorted((of_sequence**2).sum() / seq_length**2 for of_sequence in chunks)),
     ):
         ranks = [-(-len(values) * percent // 100) - 1 for percent in (50, 99, 100)]
         assert [seen.median, seen.p99, seen.maximum] == ([values[rank] for rank in ranks] if values else [0, 0, 0])
@@ -101,7 +101,7 @@ def fewest_sequences(chunks, seq_length, cap):
     """The optimum, by trying every way to put chunks into sequences."""
     best = len(chunks)
 
-    def place(left, spaces):
+    def search(left, spaces):
         nonlocal best
         if len(spaces) >= best:
             return
@@ -110,10 +110,10 @@ def fewest_sequences(chunks, seq_length, cap):
             return
         for i, (space, count) in enumerate(spaces):
             if space >= left[0] and count != cap:
-                place(left[1:], spaces[:i] + [(space - left[0], count + 1)] + spaces[i + 1 :])
-        place(left[1:], [*spaces, (seq_length - left[0], 1)])
+                search(left[1:], spaces[:i] + [(space - left[0], count + 1)] + spaces[i + 1 :])
+        search(left[1:], [*spaces, (seq_length - left[0], 1)])
 
-    place(sorted(chunks, reverse=True), [])
+    search(sorted(chunks, reverse=True), [])
     return best
 
 
@@ -134,9 +134,9 @@ def test_the_lower_bound_sees_that_halves_do_not_fill_up():
 
 def test_a_corpus_without_tokens_has_a_report():
     for lengths in ([], [0, 0]):
-        found = report.make_report(np.array(lengths, dtype=np.int32), 8, [None, 2])
-        assert found.documents == len(lengths) and found.length_classes == []
-        assert [(p.sequences, p.lower_bound) for p in found.packings] == [(0, 0), (0, 0)]
+        empty = report.make_report(np.array(lengths, dtype=np.int32), 8, [None, 2])
+        assert empty.documents == len(lengths) and empty.length_classes == []
+        assert [(p.sequences, p.lower_bound) for p in empty.packings] == [(0, 0), (0, 0)]
 
 
 def test_the_command_writes_three_files_and_prints_the_first(write_dataset, tmp_path, capsys):
@@ -146,8 +146,8 @@ def test_the_command_writes_three_files_and_prints_the_first(write_dataset, tmp_
     text = (output / "report.md").read_text()
     assert text.split("![")[0].strip() in capsys.readouterr().out
     figures = json.loads((output / "report.json").read_text())
-    assert [found["seq_length"] for found in figures["reports"]] == [8, 64]
-    assert [found["documents"] for found in figures["reports"]] == [7, 7]
+    assert [figures_of_length["seq_length"] for figures_of_length in figures["reports"]] == [8, 64]
+    assert [figures_of_length["documents"] for figures_of_length in figures["reports"]] == [7, 7]
     assert (output / "truncations.png").read_bytes().startswith(b"\x89PNG")
     assert sorted(path.name for path in output.iterdir()) == ["report.json", "report.md", "truncations.png"]
     again = tmp_path / "again"

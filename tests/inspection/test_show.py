@@ -97,7 +97,7 @@ def show(*arguments):
 def printed_rows(text):
     """Of each row of the table: first and last position, document, its first and last token, of, targets; the part."""
     rows = [line for line in text.splitlines() if re.match(r"[\d,]+ to [\d,]+  ", line)]
-    return [([int(found.replace(",", "")) for found in re.findall(r"[\d,]+", row)], row.split()[-1]) for row in rows]
+    return [([int(number.replace(",", "")) for number in re.findall(r"[\d,]+", row)], row.split()[-1]) for row in rows]
 
 
 @pytest.mark.parametrize("cap", [None, 2])
@@ -133,12 +133,18 @@ def test_the_table_is_what_index_and_sample_hold(dataset, capsys, cap):
 def test_a_sample_is_the_one_that_training_sees(dataset, capsys):
     index = build_index(dataset)
     for sample in (0, 3, len(index) - 1, len(index), 5 * len(index) + 2):
-        epoch, place = divmod(sample, len(index))
+        epoch, number = divmod(sample, len(index))
         show(dataset.prefix, "--seq-length", 8, "--sample", sample, "--seed", 7)
-        found = capsys.readouterr().out
-        show(dataset.prefix, "--seq-length", 8, "--sequence", shuffled(place, len(index), 7, epoch, index.identity))
+        text = capsys.readouterr().out
+        show(
+            dataset.prefix,
+            "--seq-length",
+            8,
+            "--sequence",
+            shuffled(number, len(index), 7, epoch, index.identity),
+        )
         expected = capsys.readouterr().out
-        assert found.replace(f"sample {sample} with seed 7 (epoch {epoch}): ", "") == expected
+        assert text.replace(f"sample {sample} with seed 7 (epoch {epoch}): ", "") == expected
     show(dataset.prefix, "--seq-length", 8, "--sample", 3)
     default = capsys.readouterr().out
     show(dataset.prefix, "--seq-length", 8, "--sample", 3, "--seed", 1234)
@@ -304,9 +310,9 @@ def test_with_a_tokenizer_texts_are_shown(write_dataset, tmp_path, capsys):
 )
 def test_bad_options_are_each_one_error_and_print_nothing(dataset, capsys, arguments, message):
     build_index(dataset)
-    with pytest.raises(BFPError, match=message) as found:
+    with pytest.raises(BFPError, match=message) as raised:
         show(*[dataset.prefix if argument == "PREFIX" else argument for argument in arguments])
-    assert "\n" not in str(found.value)
+    assert "\n" not in str(raised.value)
     assert capsys.readouterr().out == ""
 
 

@@ -62,11 +62,11 @@ def blend_of(prefixes, epochs):
     one = sum(len(dataset) for dataset in build([None] * 3, config((prefixes, None), LENGTH))[0].datasets)
     blend = build([epochs * one, 0, 0], config((prefixes, weights), LENGTH))[0]
     which, samples = blend.dataset_index[: epochs * one], blend.dataset_sample_index[: epochs * one]
-    found = []
+    num_documents = []
     for dataset, sample in zip(which.tolist(), samples.tolist()):
         part = blend.datasets[dataset]
-        found.append(len(part.sequence_index.table.entry(part.sequence_of(sample)).documents))
-    return found
+        num_documents.append(len(part.sequence_index.table.entry(part.sequence_of(sample)).documents))
+    return num_documents
 
 
 def test_fault_A03_a_blend_of_eight_equal_shards_has_random_batches(tmp_path):

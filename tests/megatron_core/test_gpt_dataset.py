@@ -156,9 +156,9 @@ def test_splits_share_out_the_documents_and_keep_the_invariant(lengths, split, s
     inputs, targets = Counter(), Counter()
     for dataset in datasets:
         if dataset is not None:
-            found = counts(dataset[i] for i in range(len(dataset)))
-            assert not inputs & found[0]
-            inputs, targets = inputs + found[0], targets + found[1]
+            of_split = counts(dataset[i] for i in range(len(dataset)))
+            assert not inputs & of_split[0]
+            inputs, targets = inputs + of_split[0], targets + of_split[1]
     assert inputs == Counter(token for document in documents for token in document)
     assert targets == Counter(token for document in documents for token in document[1:])
 
@@ -388,11 +388,11 @@ def test_ranks_read_the_same_samples_in_the_same_global_order(prefix, world_size
     expected = [digest(dataset[i]) for i in range(48)]
     for consumed in range(0, 48, 8):  # a resume after any step
         samplers = [iter(GlobalOrderSampler(consumed, 48, 2, 8, rank, world_size)) for rank in range(world_size)]
-        found = []
+        digests = []
         for _ in range((48 - consumed) // (2 * world_size)):
             for sampler in samplers:
-                found += [digest(dataset[i]) for i in next(sampler)]
-        assert found == expected[consumed:]
+                digests += [digest(dataset[i]) for i in next(sampler)]
+        assert digests == expected[consumed:]
 
 
 def digests_in_rank(rank, world_size, store, prefix, results):
@@ -415,13 +415,13 @@ def test_real_ranks_build_once_and_agree(prefix, tmp_path, world_size):
         ]
         for rank in ranks:
             rank.start()
-        found = dict(results.get(timeout=120) for _ in ranks)
+        by_rank = dict(results.get(timeout=120) for _ in ranks)
         for rank in ranks:
             rank.join(timeout=60)
             assert rank.exitcode == 0
     dataset = build([24, 0, 0], config(([prefix], None), split="9,2,1"))[0]
     expected = [digest(dataset[i]) for i in range(24)]
-    assert all(found[rank] == expected for rank in range(world_size))
+    assert all(by_rank[rank] == expected for rank in range(world_size))
     assert os.listdir(tmp_path / "data.bfp") == ["s8-d0-9"]
 
 

@@ -20,18 +20,18 @@ def a_sample(number=0):
     )
 
 
-def assert_same(found, expected):
-    assert list(found) == list(expected)
+def assert_same(received, expected):
+    assert list(received) == list(expected)
     for name, tensor in expected.items():
-        assert found[name].dtype == tensor.dtype and found[name].shape == tensor.shape
-        assert torch.equal(found[name], tensor)
+        assert received[name].dtype == tensor.dtype and received[name].shape == tensor.shape
+        assert torch.equal(received[name], tensor)
 
 
 @pytest.mark.parametrize("send", [lambda x: pickle.loads(pickle.dumps(x)), copy.deepcopy, copy.copy])
 def test_a_copy_is_the_same_sample(send):
-    found = send(a_sample())
-    assert type(found) is SampleTensors
-    assert_same(found, a_sample())
+    received = send(a_sample())
+    assert type(received) is SampleTensors
+    assert_same(received, a_sample())
 
 
 class Samples(torch.utils.data.Dataset):
@@ -47,14 +47,14 @@ def test_batches_of_workers_are_those_without_and_share_one_memory(context):
     def batches(**options):
         return list(torch.utils.data.DataLoader(Samples(), batch_size=2, **options))
 
-    for found, expected in zip(
+    for received, expected in zip(
         batches(num_workers=2, multiprocessing_context=context), batches(num_workers=0), strict=True
     ):
-        assert type(found) is type(expected) is SampleTensors
-        assert_same(found, expected)
-        assert len({tensor.untyped_storage().data_ptr() for tensor in found.values() if tensor.numel()}) == 1
-        found["tokens"] += 1
-        assert torch.equal(found["tokens"], expected["tokens"] + 1)
+        assert type(received) is type(expected) is SampleTensors
+        assert_same(received, expected)
+        assert len({tensor.untyped_storage().data_ptr() for tensor in received.values() if tensor.numel()}) == 1
+        received["tokens"] += 1
+        assert torch.equal(received["tokens"], expected["tokens"] + 1)
 
 
 @pytest.mark.parametrize("extra", [{}, {"name": "a text"}])
@@ -65,7 +65,7 @@ def test_what_is_no_tensor_travels_too(extra):
 
 def test_large_batches_are_not_copied_together():
     sample = SampleTensors(tokens=torch.arange(WORTH_JOINING // 8), labels=torch.arange(1))
-    found = pickle.loads(pickle.dumps(sample))
-    assert type(found) is SampleTensors
-    assert_same(found, sample)
-    assert found["tokens"].untyped_storage().nbytes() == WORTH_JOINING
+    received = pickle.loads(pickle.dumps(sample))
+    assert type(received) is SampleTensors
+    assert_same(received, sample)
+    assert received["tokens"].untyped_storage().nbytes() == WORTH_JOINING

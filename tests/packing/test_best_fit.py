@@ -15,7 +15,7 @@ def contents(runs, remainders):
     lengths = np.repeat(np.arange(len(remainders))[::-1], remainders[::-1])  # of all chunks, longest first
     sequences = []
     for run in runs:
-        for sequence in range(run.first_sequence, run.first_sequence + run.count):
+        for sequence in range(run.first_sequence, run.first_sequence + run.num_sequences):
             held, move = [], run.last_move
             while move is not None:
                 start = move.start + (sequence - move.first_sequence) * move.per_sequence
@@ -35,7 +35,7 @@ def test_a_plan_holds_the_same_sequences_as_packing_one_chunk_at_a_time(cap):
         remainders = np.bincount(lengths, minlength=seq_length)
         runs = plan_runs(remainders, seq_length, cap)
         firsts = [run.first_sequence for run in runs]
-        assert firsts == [0, *np.cumsum([run.count for run in runs]).tolist()][: len(runs)]
+        assert firsts == [0, *np.cumsum([run.num_sequences for run in runs]).tolist()][: len(runs)]
         if cap is None:
             assert contents(runs, remainders) == sorted(map(sorted, best_fit_decreasing(lengths.tolist(), seq_length)))
         else:

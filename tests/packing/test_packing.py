@@ -102,10 +102,10 @@ def test_any_integer_dtype_gives_the_same_packing(dtype):
     lengths = np.random.default_rng(1).integers(0, 120, 5000)
     for seq_length in (7, 100, 127, 128, 255, 256, 32768, 65536, 70000):
         expected = megatron_bfp.pack(lengths, seq_length)
-        found = megatron_bfp.pack(lengths.astype(dtype), seq_length)
-        assert found.num_sequences == expected.num_sequences
-        assert np.array_equal(found.table.runs, expected.table.runs)
-        assert np.array_equal(found.table.document_ids, expected.table.document_ids)
+        packing = megatron_bfp.pack(lengths.astype(dtype), seq_length)
+        assert packing.num_sequences == expected.num_sequences
+        assert np.array_equal(packing.table.runs, expected.table.runs)
+        assert np.array_equal(packing.table.document_ids, expected.table.document_ids)
 
 
 @pytest.mark.parametrize("seq_length", [13, 2048, 65536, 65537, 100_000])
@@ -287,10 +287,10 @@ def test_fault_D02_a_sequence_as_long_as_the_dtype_s_largest_value(dtype):
     largest = int(np.iinfo(dtype).max)
     for seq_length in (largest - 1, largest, largest + 1):
         lengths = np.array([largest, 1, largest - 1, largest, 2], dtype=dtype)
-        found, expected = (megatron_bfp.pack(values, seq_length) for values in (lengths, lengths.astype(np.int64)))
-        assert_whole(found, lengths, seq_length)
-        assert len(found) == len(expected) == len(best_fit_decreasing(lengths.tolist(), seq_length))
-        assert len(found.census.long_documents) == int((lengths.astype(int) >= seq_length).sum())
+        narrow, wide = (megatron_bfp.pack(values, seq_length) for values in (lengths, lengths.astype(np.int64)))
+        assert_whole(narrow, lengths, seq_length)
+        assert len(narrow) == len(wide) == len(best_fit_decreasing(lengths.tolist(), seq_length))
+        assert len(narrow.census.long_documents) == int((lengths.astype(int) >= seq_length).sum())
 
 
 def test_fault_D02_document_ids_below_2_to_the_32_are_32_bits():

@@ -11,12 +11,12 @@ WRONG = [0.0, -1.0, -0.0, math.nan, math.inf, -math.inf, 1e-320]
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-@pytest.mark.parametrize("place", [0, 1, 2])
-def test_fault_B04_a_weight_that_is_no_share_is_named_with_its_corpus(wrong, place):
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_fault_B04_a_weight_that_is_no_share_is_named_with_its_corpus(wrong, which):
     weights = [1e10, 2e10, 1e10]
     check_weights(["a", "b", "c"], weights)
-    weights[place] = wrong
-    with pytest.raises(OptionError, match=rf"weight of {wrong} for {'abc'[place]}"):
+    weights[which] = wrong
+    with pytest.raises(OptionError, match=rf"weight of {wrong} for {'abc'[which]}"):
         check_weights(["a", "b", "c"], weights)
 
 

@@ -26,7 +26,7 @@ def test_epochs_and_seeds_have_orders_of_their_own():
 
 
 def test_samples_go_through_the_sequences_epoch_after_epoch():
-    expected = [shuffled(place, 7, 1234, epoch, "corpus") for epoch in range(3) for place in range(7)]
+    expected = [shuffled(index, 7, 1234, epoch, "corpus") for epoch in range(3) for index in range(7)]
     assert [sequence_of_sample(sample, 7, 1234, "corpus") for sample in range(21)] == expected
 
 
@@ -44,8 +44,8 @@ def test_every_place_gets_every_item_about_equally_often():
     num_items, epochs = 12, 6000
     counts = np.zeros((num_items, num_items))
     for epoch in range(epochs):
-        for place in range(num_items):
-            counts[place, shuffled(place, num_items, 42, epoch, "corpus")] += 1
+        for index in range(num_items):
+            counts[index, shuffled(index, num_items, 42, epoch, "corpus")] += 1
     expected = epochs / num_items
     chi_square = ((counts - expected) ** 2 / expected).sum(axis=1)
     assert chi_square.max() < 40  # 11 degrees of freedom: above 40 once in 30,000

@@ -56,9 +56,9 @@ def test_values_of_tokens_decide_nothing(data, seq_length, tmp_path_factory):
     folder = tmp_path_factory.mktemp("data")
     dataset = write(folder / "data", documents)
     reference = write(folder / "reference", documents_of([len(document) for document in documents]))
-    found, expected = samples_of(dataset, seq_length), samples_of(reference, seq_length)
+    samples, expected = samples_of(dataset, seq_length), samples_of(reference, seq_length)
     text = [0] + [token for document in documents for token in document]
-    for sample, same in zip(found, expected, strict=True):
+    for sample, same in zip(samples, expected, strict=True):
         for name in ("loss_mask", "position_ids", "cu_seqlens", "max_seqlen"):
             assert np.array_equal(getattr(sample, name), getattr(same, name))
         assert sample.tokens.tolist() == [text[token] for token in same.tokens.tolist()]

@@ -77,12 +77,12 @@ def test_fault_A13_ids_below_0_are_named(write_dataset):
         check_sampled_ids(dataset, 1 << 40)
 
 
-@pytest.mark.parametrize("place", [0, 5, 4095, 4096, 99_999])
-def test_fault_A13_a_small_bin_is_checked_whole(write_dataset, place):
+@pytest.mark.parametrize("wrong", [0, 5, 4095, 4096, 99_999])
+def test_fault_A13_a_small_bin_is_checked_whole(write_dataset, wrong):
     tokens = np.ones(100_000, dtype=np.int64)
-    tokens[place] = 400
+    tokens[wrong] = 400
     dataset = write_dataset(np.split(tokens, 1000))
-    with pytest.raises(IndexedDatasetError, match=f"document {place // 100} holds the token id 400"):
+    with pytest.raises(IndexedDatasetError, match=f"document {wrong // 100} holds the token id 400"):
         check_sampled_ids(dataset, 400)
     check_sampled_ids(dataset, 401)
 

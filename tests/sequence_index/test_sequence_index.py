@@ -134,8 +134,8 @@ def digests_by(python, folder, **environment):
 def test_the_bytes_are_the_same_without_the_processor_s_wide_vectors(tmp_path):
     core = "numpy._core" if np.lib.NumpyVersion(np.__version__) >= "2.0.0" else "numpy.core"
     features = importlib.import_module(f"{core}._multiarray_umath").__cpu_dispatch__
-    found = digests_by(sys.executable, tmp_path, NPY_DISABLE_CPU_FEATURES=" ".join(features))
-    assert found == EXPECTED_DIGESTS
+    digests = digests_by(sys.executable, tmp_path, NPY_DISABLE_CPU_FEATURES=" ".join(features))
+    assert digests == EXPECTED_DIGESTS
 
 
 def test_the_bytes_are_the_same_on_other_pythons(tmp_path):
@@ -189,12 +189,12 @@ def write_metadata(folder, metadata):
     (folder / "index.json").write_bytes(canonical_json(metadata | {"checksum": checksum(metadata)}))
 
 
-def damage(path, content, place=None, size=None):
+def damage(path, content, offset=None, size=None):
     if size is not None:
         content = content[:size]
     else:
         content = bytearray(content)
-        content[place] ^= 1 << place % 8
+        content[offset] ^= 1 << offset % 8
     path.write_bytes(content)
 
 
@@ -204,7 +204,7 @@ def test_verify_refuses_every_flipped_byte_and_every_truncation(dataset, index, 
     assert sorted(whole) == ["document_ids.npy", "index.json", "long_documents.npy", "runs.npy"]
     rounds = 0
     for name, content in whole.items():
-        for case in [{"place": place} for place in range(len(content))] + [{"size": n} for n in range(len(content))]:
+        for case in [{"offset": offset} for offset in range(len(content))] + [{"size": n} for n in range(len(content))]:
             damage(folder / name, content, **case)
             with pytest.raises(SequenceIndexError, match="s8-d1-11"):
                 verify(str(folder), dataset)
@@ -217,8 +217,8 @@ def test_verify_refuses_every_flipped_byte_and_every_truncation(dataset, index, 
 def test_every_flipped_byte_of_a_small_index_is_found_at_open(dataset, index, tmp_path):
     folder = tmp_path / "data.bfp" / index.key.name
     for name, content in content_of(folder).items():
-        for place in range(len(content)):
-            damage(folder / name, content, place)
+        for offset in range(len(content)):
+            damage(folder / name, content, offset)
             with pytest.raises(SequenceIndexError, match="s8-d1-11"):
                 SequenceIndex(str(folder), dataset)
         (folder / name).write_bytes(content)
@@ -227,8 +227,8 @@ def test_every_flipped_byte_of_a_small_index_is_found_at_open(dataset, index, tm
 def test_an_altered_idx_is_found(dataset, index, tmp_path):
     path = tmp_path / "data.idx"
     content = path.read_bytes()
-    for place in range(len(content)):
-        damage(path, content, place)
+    for offset in range(len(content)):
+        damage(path, content, offset)
         with pytest.raises((SequenceIndexError, IndexedDatasetError)):
             SequenceIndex(index.path, IndexedDataset(dataset.prefix))
     path.write_bytes(content)
