@@ -121,9 +121,7 @@ def _of_numbers(options: argparse.Namespace) -> _Vocabulary:
     vocab_size = checked_count("--vocab-size", options.vocab_size)
     for name in OF_TOKENIZER:
         if getattr(options, name) is not None:
-            raise OptionError(
-                f"{_option(name)} goes with --tokenizer-model; with --vocab-size, give --eod-id and --bos-id"
-            )
+            raise OptionError(f"{_option(name)} is of a tokenizer; with --vocab-size, give --eod-id and --bos-id")
     for name in ("eod_id", "bos_id"):
         number = getattr(options, name)
         if number is not None and not 0 <= number < vocab_size:
