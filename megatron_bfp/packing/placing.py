@@ -1,4 +1,7 @@
-"""From a plan to documents: sort them by the length of their remainder chunks, and deal them out to the sequences."""
+"""From a plan to documents: sort them by the length of their remainder chunks, then deal them out to the sequences.
+
+Cost: two passes over the lengths and one over the result, all of them mostly sequential in memory.
+"""
 
 from collections.abc import Iterator
 from typing import Any
@@ -54,11 +57,11 @@ def place_documents(
 ) -> Iterator[np.ndarray]:
     """The documents of all sequences, one sequence after another, as consecutive pieces of ``document_ids``.
 
-    Each run is assembled by a strided copy for each move. A move may have been made before its run was split; each part
-    takes its own share of the move's documents.
+    Each run is assembled by one strided copy per move. If a run was split after a move, each part takes its own share
+    of the move's documents.
 
     Yields:
-        Arrays of document ids, of some ``PIECE`` entries at the most.
+        Document ids, about ``PIECE`` at most.
     """
     for run in progress(runs, len(runs), "placing documents"):
         step = max(1, PIECE // run.chunks)
@@ -75,7 +78,7 @@ def place_documents(
 
 
 def _stable_order(chunks: np.ndarray) -> np.ndarray:
-    """Indices that sort a block, ties in order: one radix sort of 16 bits, and one of the bits above where there are
+    """Indices that sort a block, ties in order: one radix sort of 16 bits, and one of the bits above, if there are
     any."""
     order = np.argsort(chunks.astype(np.uint16, copy=False), kind="stable")
     if chunks.dtype.itemsize > 2:
