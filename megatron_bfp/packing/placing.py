@@ -1,6 +1,6 @@
 """From a plan to documents: sort them by the length of their remainder chunks, then deal them out to the sequences.
 
-Cost: two passes over the lengths and one over the result, all of them mostly sequential in memory.
+Cost: one pass over the lengths and one over the result, both mostly sequential in memory.
 """
 
 from collections.abc import Iterator
@@ -26,14 +26,14 @@ def sort_documents(
     """Document ids of all remainder chunks: longest first, equal lengths in document order.
 
     A counting sort in blocks: the histogram says where each length begins, each block is sorted inside the cache and
-    scattered to its targets. Unlike one large argsort, its memory traffic stays linear, and the result does not depend
+    scattered to its slots. Unlike one large argsort, its memory traffic stays linear, and the result does not depend
     on the machine or the numpy version.
 
     Returns:
         ``dtype`` [remainder chunks].
     """
     seq_length = len(remainders)
-    next_target = remainders.sum() - np.cumsum(remainders)  # after all longer ones
+    next_slot = remainders.sum() - np.cumsum(remainders)  # after all longer ones
     sorted_ids = np.empty(int(remainders.sum()), dtype=dtype)
     for first, block in progress(blocks_of(lengths), num_blocks(lengths), "sorting documents"):
         chunks = remainder_lengths(block, seq_length)
@@ -43,12 +43,12 @@ def sort_documents(
         np.not_equal(chunks[1:], chunks[:-1], out=is_first[1:])
         starts = np.flatnonzero(is_first)
         present, counts = chunks[starts], np.diff(starts, append=len(chunks))
-        targets = np.repeat(next_target[present] - starts, counts)
-        targets += np.arange(len(chunks))
+        slots = np.repeat(next_slot[present] - starts, counts)
+        slots += np.arange(len(chunks))
         ids = order.astype(dtype)  # before they are scattered: numpy does not cast and scatter at once
         ids += np.dtype(dtype).type(first + first_document)
-        sorted_ids[targets] = ids
-        next_target[present] += counts
+        sorted_ids[slots] = ids
+        next_slot[present] += counts
     return sorted_ids
 
 
