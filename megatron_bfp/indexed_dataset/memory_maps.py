@@ -1,9 +1,9 @@
-"""Memory maps, and what to tell the kernel about them: scattered reads, passes from end to end, what is done with.
+"""Memory maps, and advice to the kernel about them: scattered reads, passes from end to end, pages no longer needed.
 
-A map holds its file open, which counts where a blend has thousands of corpora. Left alone, the kernel fetches up to
-megabytes around every page that is missing, which makes a scattered read from a cold file many times slower; and pages
-of a pass count as this process's memory long after it went by. Advice changes speed only, never content, and is left
-out where the system has none.
+A map holds its file open, which matters if a blend has thousands of corpora. Without advice the kernel fetches up to
+megabytes around every missing page, which makes a scattered read from a cold file many times slower; and the pages of a
+pass count as this process's memory long after they were read. Advice changes speed only, never content. On systems
+without it nothing is advised.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ SLOW_READ, SLOW_ITEM = 50e-6, 10e-6
 """Seconds of a read, and of each of its items, above which pages seem to come from a disk. From the cache an item takes
 1e-6; one wait for a disk takes 20e-6 to 1e-3."""
 ASKED_READS = 16
-"""Reads that have their pages asked for after one that was slow."""
+"""After a slow read, so many reads have their pages asked for."""
 
 Opened = TypeVar("Opened")
 
@@ -124,8 +124,8 @@ class ScatteredReads:
     """Reads of the same few items from several arrays of one map, with the pages asked for beforehand where that pays.
 
     A page that is not cached costs a wait for the disk, and a dozen pages a dozen waits, unless they are asked for
-    together. But asking is a system call a page, which would double the time of a read from the cache. So it is done
-    after a read that was slow, for the next ``ASKED_READS``; the one after them shows whether reads still are.
+    together. But asking is one system call per page, which would double the time of a read from the cache. So pages
+    are asked for after a slow read, for the next ``ASKED_READS``; the one after them shows whether reads still are.
 
     Args:
         arrays: views of a read-only map.
@@ -177,7 +177,7 @@ def _offset(array: np.ndarray, mapped: mmap.mmap) -> int:
 
 
 def _mapping(array: np.ndarray) -> mmap.mmap | None:
-    """The map that an array is a view of; None if it is none."""
+    """The map that an array is a view of; None for other arrays."""
     base: Any = array
     while isinstance(base, (np.ndarray, memoryview)):
         base = base.base if isinstance(base, np.ndarray) else base.obj

@@ -36,8 +36,8 @@ class PartContent(NamedTuple):
 def merge(prefix: str, parts: Sequence[str], progress: Progress = without_progress) -> IndexedDataset:
     """Join datasets, with their documents in the order of the parts.
 
-    The result is byte for byte that of writing all documents at once. It appears whole or not at all, and what had its
-    name before stays until then.
+    The result is byte for byte that of writing all documents at once. It appears whole or not at all; until then a
+    dataset of the same name stays.
 
     Args:
         prefix: path of the two files to write, without ".bin" and ".idx".

@@ -32,8 +32,8 @@ class IndexedDataset:
     Args:
         prefix: path of the two files without ".bin" and ".idx".
         mmap: map the .bin into memory; otherwise every read is a system call, which suits some network file systems.
-        needs_bin: without it the .bin may be missing: lengths can be read then, tokens not. Where it is there, its size
-            is checked nevertheless.
+        needs_bin: if off, the .bin may be missing, and only lengths can be read. If it exists, its size is checked all
+            the same.
 
     Attributes:
         dtype: numpy dtype of a token.
@@ -78,12 +78,12 @@ class IndexedDataset:
         return DocumentLengths(self)
 
     def spans(self, documents: np.ndarray, sequences: np.ndarray | None = None) -> list[tuple[int, int]]:
-        """Where documents lie in the .bin.
+        """Where documents are in the .bin.
 
         Args:
             documents: int64 [k] document ids.
-            sequences: int64 [k], where it is known that each of them is one sequence: which. It saves looking that up,
-                a third of what is read.
+            sequences: int64 [k], the idx sequence of each document, if each is known to be one sequence. That saves a
+                look-up, a third of the reads.
 
         Returns:
             The first token and the end of each, counted in tokens from the start of the .bin.
@@ -208,7 +208,7 @@ class IndexedDataset:
         self.dtype: np.dtype = np.dtype(TOKEN_DTYPES[code])
         self.num_documents = num_indices - 1
         expected = HEADER_BYTES + self.num_sequences * 12 + num_indices * 8
-        if size not in (expected, expected + self.num_sequences):  # multimodal datasets add a byte a sequence
+        if size not in (expected, expected + self.num_sequences):  # multimodal datasets add a byte per sequence
             raise IndexedDatasetError(
                 f"{path}: has {size} bytes, its header promises {expected}; it is damaged or was cut while copying"
             )
@@ -307,7 +307,7 @@ class DocumentLengths:
     """Tokens of each document of an ``IndexedDataset``, read from the mapped .idx when sliced; never held in memory.
 
     A slice is an integer array. It checks what it covers, and a second pass over documents of one sequence each, as
-    most are, does not check again: it reads four bytes a document instead of twenty.
+    most are, does not check again: it reads four bytes per document instead of twenty.
     """
 
     def __init__(self, dataset: IndexedDataset, first: int = 0, end: int | None = None) -> None:

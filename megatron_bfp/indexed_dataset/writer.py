@@ -94,7 +94,7 @@ class IdxWriter:
     from its own offset, which follows from their numbers.
 
     Args:
-        path: file to write; what it holds is lost.
+        path: file to write; an existing one is overwritten.
         dtype: of a token, one of ``TOKEN_DTYPES``.
         num_sequences, num_documents: how many will be added.
 

@@ -54,7 +54,7 @@ class Compactness:
     padding: int
     """Positions without a token."""
     lower_bound: int
-    """No packing that cuts only what is longer than L can have fewer sequences."""
+    """At least so many sequences are needed by any packing that cuts only what is longer than L."""
     documents_per_sequence: Spread
     attention_work: Spread
     """Sum of the squared chunk lengths of a sequence over L squared: 1 is full causal attention."""
@@ -109,7 +109,7 @@ def make_report(
 def megatron_order(lengths: Any, seed: int, progress: Progress = without_progress) -> np.ndarray:
     """The lengths in the order in which megatron-core's GPTDataset joins the documents of one epoch.
 
-    It shuffles document ids with ``numpy.random.RandomState(seed)``, and a shuffle does not look at what it shuffles.
+    It shuffles document ids with ``numpy.random.RandomState(seed)``, and the shuffle does not depend on the values.
 
     Args:
         lengths: integers [documents], tokens; anything with a length whose slices are numpy arrays.

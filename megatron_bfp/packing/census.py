@@ -1,4 +1,7 @@
-"""What packing needs to know of a corpus, counted in one pass over its lengths."""
+"""What packing needs to know of a corpus, counted in one pass over its lengths.
+
+Memory: 8 bytes per possible length below L, and 16 bytes per document of L tokens or more.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

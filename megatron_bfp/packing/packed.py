@@ -81,9 +81,9 @@ def pack(lengths: Any, seq_length: int, max_documents_per_sequence: int | None =
     Args:
         lengths: integers >= 0 [documents], tokens of each document with its EOD: anything numpy takes as a 1-d array.
             The result keeps it; do not change it afterwards.
-        seq_length: L, the tokens a sequence holds; 1 to ``MOST_TOKENS``.
-        max_documents_per_sequence: at most so many chunks go into one sequence (None: no limit). Keeps the number of
-            documents, and so the time of a training step, even; costs padding where documents are tiny.
+        seq_length: L, tokens per sequence; 1 to ``MOST_TOKENS``.
+        max_documents_per_sequence: at most so many chunks per sequence; None for no limit. A cap evens out the number
+            of documents, and so the time of a training step; it costs padding if documents are tiny.
 
     Raises:
         OptionError: an argument is not what is described above.

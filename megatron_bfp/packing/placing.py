@@ -1,4 +1,7 @@
-"""From a plan to documents: sort them by the length of their remainder chunks, and deal them out to the sequences."""
+"""From a plan to documents: sort them by the length of their remainder chunks, then deal them out to the sequences.
+
+Cost: one pass over the lengths and one over the result, both mostly sequential in memory.
+"""
 
 from collections.abc import Iterator
 from typing import Any
@@ -23,14 +26,14 @@ def sort_documents(
     """Document ids of all remainder chunks: longest first, equal lengths in document order.
 
     A counting sort in blocks: the histogram says where each length begins, each block is sorted inside the cache and
-    scattered to its targets. Unlike one large argsort, its memory traffic stays linear, and the result does not depend
+    scattered to its slots. Unlike one large argsort, its memory traffic stays linear, and the result does not depend
     on the machine or the numpy version.
 
     Returns:
         ``dtype`` [remainder chunks].
     """
     seq_length = len(remainders)
-    next_target = remainders.sum() - np.cumsum(remainders)  # after all longer ones
+    next_slot = remainders.sum() - np.cumsum(remainders)  # after all longer ones
     sorted_ids = np.empty(int(remainders.sum()), dtype=dtype)
     for first, block in progress(blocks_of(lengths), num_blocks(lengths), "sorting documents"):
         chunks = remainder_lengths(block, seq_length)
@@ -40,12 +43,12 @@ def sort_documents(
         np.not_equal(chunks[1:], chunks[:-1], out=is_first[1:])
         starts = np.flatnonzero(is_first)
         present, counts = chunks[starts], np.diff(starts, append=len(chunks))
-        targets = np.repeat(next_target[present] - starts, counts)
-        targets += np.arange(len(chunks))
+        slots = np.repeat(next_slot[present] - starts, counts)
+        slots += np.arange(len(chunks))
         ids = order.astype(dtype)  # before they are scattered: numpy does not cast and scatter at once
         ids += np.dtype(dtype).type(first + first_document)
-        sorted_ids[targets] = ids
-        next_target[present] += counts
+        sorted_ids[slots] = ids
+        next_slot[present] += counts
     return sorted_ids
 
 
@@ -54,11 +57,11 @@ def place_documents(
 ) -> Iterator[np.ndarray]:
     """The documents of all sequences, one sequence after another, as consecutive pieces of ``document_ids``.
 
-    Each run is assembled by a strided copy for each move. A move may have been made before its run was split; each part
-    takes its own share of the move's documents.
+    Each run is assembled by one strided copy per move. If a run was split after a move, each part takes its own share
+    of the move's documents.
 
     Yields:
-        Arrays of document ids, of some ``PIECE`` entries at the most.
+        Document ids, about ``PIECE`` at most.
     """
     for run in progress(runs, len(runs), "placing documents"):
         step = max(1, PIECE // run.chunks)
@@ -75,7 +78,7 @@ def place_documents(
 
 
 def _stable_order(chunks: np.ndarray) -> np.ndarray:
-    """Indices that sort a block, ties in order: one radix sort of 16 bits, and one of the bits above where there are
+    """Indices that sort a block, ties in order: one radix sort of 16 bits, and one of the bits above, if there are
     any."""
     order = np.argsort(chunks.astype(np.uint16, copy=False), kind="stable")
     if chunks.dtype.itemsize > 2:

@@ -6,7 +6,7 @@ sequences would take 8 GB on every rank.
 
 The bijection is a generalised Feistel network (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002): an
 index is a pair (left, right) in Z_a x Z_b with a and b about the square root of n, and each round adds a keyed hash of
-one half to the other. Where a * b exceeds n, a result outside 0 .. n - 1 is sent through again (cycle walking), which
+one half to the other. If a * b exceeds n, a result outside 0 .. n - 1 is sent through again (cycle walking), which
 happens for less than two rows of the a x b grid. The price: not every permutation can occur, which matters to a cipher
 but not to training.
 

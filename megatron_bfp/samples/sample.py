@@ -3,8 +3,8 @@
 A sample has L positions, all inputs. Each label is the next token of the same document, read from the document itself:
 at the end of a chunk that is not its document's last, it is the first token of the next chunk; at the end of a document
 there is none. So over an epoch every token is an input exactly once, and every token but a document's first is a target
-exactly once. Where there is a target is decided by position from the index, never by the value of a token: padding may
-equal EOD, and EOD may occur inside a text.
+exactly once. The index decides which positions have a target, never the value of a token: padding may equal EOD, and
+EOD may occur inside a text.
 """
 
 from typing import NamedTuple
@@ -22,9 +22,9 @@ class Sample(NamedTuple):
     tokens: np.ndarray
     """int64 [L]: the chunks one after another, then padding (0)."""
     labels: np.ndarray
-    """int64 [L]: the next token of the same document, 0 where there is none."""
+    """int64 [L]: the next token of the same document, 0 at positions without a target."""
     loss_mask: np.ndarray
-    """float32 [L]: 1 where there is a target, else 0."""
+    """float32 [L]: 1 at positions with a target, else 0."""
     position_ids: np.ndarray
     """int64 [L]: 0 .. L - 1, or from 0 in every chunk with ``reset_position_ids``."""
     cu_seqlens: np.ndarray

@@ -1,8 +1,8 @@
-"""Build sequence indexes. A reader sees all of one or nothing, whoever is killed and however many build at once.
+"""Build sequence indexes. Readers see a complete index or none, even if builders are killed or race each other.
 
-An index is written to a temporary sibling and renamed when it is whole and on disk. Of several builders one works and
-the others take its result. What killed ones left is removed by the next, if it is certain that they have ended or if it
-is old.
+An index is written to a temporary folder beside its own and renamed when it is complete and on disk. Of several
+builders one works and the others take its result. The next builder removes what killed ones left, if they have
+certainly ended or if it is old.
 """
 
 import logging
@@ -67,7 +67,7 @@ def open_or_build(
 
 
 def open_existing(dataset: IndexedDataset, key: IndexKey, cache_path: str | None = None) -> SequenceIndex | None:
-    """The index beside the dataset or under ``cache_path``; None where there is none.
+    """The index beside the dataset or under ``cache_path``; None if it has not been built.
 
     Raises:
         SequenceIndexError: an index is there but wrong.
@@ -177,7 +177,7 @@ def _build_and_rename(dataset: IndexedDataset, key: IndexKey, target: str, overw
 
 
 def _rename(temporary: str, target: str, replaced: str) -> None:
-    """Give a whole index its name; if that fails, what had it before gets it back."""
+    """Give a complete index its name; if that fails, the index that had it before gets it back."""
     try:
         os.rename(temporary, target)
     except OSError:
@@ -213,7 +213,7 @@ def _write(dataset: IndexedDataset, key: IndexKey, directory: str, progress: Pro
 
 
 def _remove_leftovers(directory: str) -> None:
-    """Remove what builders left that have ended, and what is so old that its builder must have."""
+    """Remove the folders of builders that have ended, and those too old to belong to a running one."""
     for name in os.listdir(directory):
         parts = name.split(".")
         if not name.startswith(".s") or len(parts) < 4 or IndexKey.from_name(parts[1]) is None:

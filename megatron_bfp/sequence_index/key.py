@@ -157,7 +157,7 @@ def index_directory(prefix: str) -> str:
 
 
 def cached_index_directory(dataset: IndexedDataset, cache_path: str) -> str:
-    """Where a dataset's indexes go if they cannot stand beside it: a folder named for it and its .idx's content."""
+    """Where a dataset's indexes go if its folder is read-only: a folder named after it and the content of its .idx."""
     sampled = sampled_fingerprint(dataset.idx_content)["sampled_sha256"]
     return os.path.join(cache_path, f"{os.path.basename(dataset.prefix)}-{sampled[:16]}.bfp")
 

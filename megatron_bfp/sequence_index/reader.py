@@ -139,7 +139,7 @@ def _read_metadata(path: str, key: IndexKey, dataset: IndexedDataset) -> dict[st
 
 
 def _has_form(metadata: dict[str, Any]) -> bool:
-    """Whether index.json has the entries that ``_metadata`` writes, with their types."""
+    """Whether index.json has the entries that ``format.metadata`` writes, with their types."""
     example = {
         "checksum": "",
         "counts": dict.fromkeys(("documents", "empty_documents", "padding", "sequences", "tokens"), 0),
@@ -206,7 +206,8 @@ def _open_table(path: str, key: IndexKey, metadata: dict[str, Any], dataset: Ind
 def _shift_to_sequences(dataset: IndexedDataset, key: IndexKey, counts: dict[str, int]) -> int | None:
     """What to add to a document's id to get its sequence's, if each document is one sequence, as nearly always.
 
-    That is certain where there are as many sequences as documents and no document is empty: one with none would be.
+    That is certain if there are as many sequences as documents and no document is empty: a document without a sequence
+    would be empty.
     """
     if counts["empty_documents"] or key.first_document == key.end_document:
         return None

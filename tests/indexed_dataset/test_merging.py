@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from helpers.datasets import ROOT, documents_of, write
 from helpers.disk_order import watched_disk
+from helpers.nested import NESTED, write_nested
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_indexed_dataset import NESTED, write_nested
 
 from megatron_bfp import IndexedDatasetError, InputError
 from megatron_bfp.errors import OptionError
