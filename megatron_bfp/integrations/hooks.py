@@ -108,7 +108,7 @@ def _is_changed(name: str) -> bool:
 
 ADVICE = (
     "this version is not supported, and training would continue with wrong samples or masks. Supported versions are in "
-    "the README"
+    "docs/megatron.md"
 )
 
 

@@ -320,7 +320,7 @@ def test_fault_B12_the_command_that_shows_a_spike_is_quoted(tmp_path):
 
     options = argparse.Namespace(seq_length=8, split="80, 20", max_documents_per_sequence=3, data_cache_path="a b")
     words = words_in_bash(show_command(options), tmp_path)
-    assert words[:8] == ["-m", "megatron_bfp", "show", "PREFIX", "--seq-length", "8", "--split", "80, 20"]
-    assert words[8:12] == ["--max-documents-per-sequence", "3", "--data-cache-path", "a b"]
+    assert words[:6] == ["show", "PREFIX", "--seq-length", "8", "--split", "80, 20"]
+    assert words[6:10] == ["--max-documents-per-sequence", "3", "--data-cache-path", "a b"]
     options = argparse.Namespace(seq_length=8, split="1", max_documents_per_sequence=None, data_cache_path=None)
     assert "cap" not in show_command(options) and "None" not in show_command(options)

@@ -53,7 +53,7 @@ def _change_heterogeneous_layers(module: ModuleType) -> None:
     from ...megatron_core.attention import DocumentAttention
 
     if not hasattr(module, "DotProductAttention"):
-        raise IntegrationError(f"this Megatron has no {module.__name__}.DotProductAttention; see the README's versions")
+        raise IntegrationError(f"this Megatron has no {module.__name__}.DotProductAttention; see docs/megatron.md")
     setattr(module, "DotProductAttention", DocumentAttention)
 
 
