@@ -238,13 +238,15 @@ def _build_packed_split(_: Callable) -> Callable:
         data_cache_path: str | None = None,
     ) -> Any:
         from ...indexed_dataset.reader import IndexedDataset
+        from ...progress import log_progress
         from ...sequence_index.split import PackedSplit
-        from .dataset import build_dataset
+        from .dataset import build_dataset, logger
 
         dataset = IndexedDataset(data_prefix)
         args = _options()
         cap = args.max_documents_per_sequence  # the dataset is a split by itself: all of its documents
-        packed_split = PackedSplit.open(dataset, seq_length, None, dataset_name, cap, data_cache_path)
+        common: dict[str, Any] = {"cache_path": data_cache_path, "progress": log_progress(logger)}
+        packed_split = PackedSplit.open(dataset, seq_length, None, max_documents_per_sequence=cap, **common)
         packed = build_dataset(packed_split, num_samples, seed, args.padded_vocab_size)
         if packed is None:
             raise OptionError(f"{data_prefix}: has no tokens; take it out of --{dataset_name}-data-path")
