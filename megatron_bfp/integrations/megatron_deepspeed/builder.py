@@ -9,10 +9,11 @@ from typing import Any
 
 from ...errors import BFPError, OptionError
 from ...indexed_dataset.reader import IndexedDataset
+from ...progress import log_progress
 from ...sequence_index.split import PackedSplit
 from ..first_samples import consumed_samples, read_first_samples
 from ..summary import is_news, summary
-from .dataset import build_dataset, build_splits
+from .dataset import build_dataset, build_splits, logger
 from .options import parsed_options
 
 
@@ -65,8 +66,15 @@ def build_packed_split(_: Callable) -> Callable:
         dataset = IndexedDataset(data_prefix)
         args = parsed_options()
         cap = args.max_documents_per_sequence
-        packed_split = PackedSplit.open(dataset, seq_length, None, dataset_name, cap, data_cache_path)
-        packed = packed_split and build_dataset(packed_split, num_samples, seed, args.padded_vocab_size)
+        packed_split = PackedSplit.open(
+            dataset,
+            seq_length,
+            None,
+            max_documents_per_sequence=cap,
+            cache_path=data_cache_path,
+            progress=log_progress(logger),
+        )
+        packed = build_dataset(packed_split, num_samples, seed, args.padded_vocab_size)
         if packed is None:
             raise OptionError(f"{data_prefix}: has no tokens; take it out of --{dataset_name}-data-path")
         return packed
