@@ -83,7 +83,7 @@ def refuse_to_replace(prefixes: Sequence[str], why: str = "") -> None:
         if _exists(prefix):
             raise OptionError(
                 f"{prefix}: a dataset of this name exists{why}; choose another --output-prefix, give --overwrite, or "
-                f"build its sequence indexes with --indexed {prefix}"
+                f"build its sequence indexes with megatron-bfp index {prefix}"
             )
 
 
