@@ -127,7 +127,7 @@ def measure(kernel: str, seq_length: int, tokens: int) -> dict[str, Any]:
 
         row[f"layer_{name}"] = milliseconds(layer_step)
         row[f"attention_{name}"] = milliseconds(attention_step)
-        row[f"segments_{name}"] = len(boundaries.joined.offsets) - 1
+        row[f"chunks_{name}"] = len(boundaries.joined.offsets) - 1
     return row
 
 
@@ -174,12 +174,12 @@ def main() -> None:
         measured += [measure(kernel, seq_length, options.tokens) for seq_length in options.seq_length]
     rows = []
     for row in measured:
-        cells = [row["kernel"], row["seq_length"], row["rows"], row["segments_documents"]]
+        cells = [row["kernel"], row["seq_length"], row["rows"], row["chunks_documents"]]
         for part in ("layer", "attention"):
             documents, causal = row[f"{part}_documents"], row[f"{part}_causal"]
             cells += [f"{documents:.2f}", f"{causal:.2f}", f"{documents / causal:.3f}"]
         rows.append(cells)
-    header = ["kernel", "L", "rows", "segments", "layer, documents (ms)", "causal (ms)", "ratio"]
+    header = ["kernel", "L", "rows", "chunks", "layer, documents (ms)", "causal (ms)", "ratio"]
     print(format_table([*header, "attention, documents (ms)", "causal (ms)", "ratio"], rows), flush=True)
     if options.output:
         Path(options.output).write_text(json.dumps(measured, indent=2))

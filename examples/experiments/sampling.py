@@ -28,13 +28,13 @@ class CachingAttention:
         self._values: Tensor | None = None
 
     def __call__(
-        self, query: Tensor, key: Tensor, value: Tensor, segments: Any, softmax_scale: float, dropout: float
+        self, query: Tensor, key: Tensor, value: Tensor, boundaries: Any, softmax_scale: float, dropout: float
     ) -> Tensor:
         """As a kernel of ``megatron_bfp.attention.kernels``."""
         keys, values = (tensor.unflatten(0, (self._rows, -1)).transpose(1, 2) for tensor in (key, value))
         if self._keys is None:
             self._keys, self._values = keys, values  # [rows, groups, s, head size]
-            return self._attend(query, key, value, segments, softmax_scale, dropout)
+            return self._attend(query, key, value, boundaries, softmax_scale, dropout)
         self._keys, self._values = torch.cat([self._keys, keys], 2), torch.cat([self._values, values], 2)
         queries = query.unflatten(0, (self._rows, -1)).transpose(1, 2)
         result = scaled_dot_product_attention(

@@ -63,7 +63,7 @@ def make_model(case, seq_length, vocab_size, device, **shape):
 def make_batch(prefix, rows, seq_length):
     """The fullest ``rows`` packed sequences of a dataset that have most documents, as a micro-batch."""
     dataset = build([None] * 3, config(([prefix], None), seq_length))[0]
-    samples = sorted((dataset[i] for i in range(len(dataset))), key=lambda s: -len(segments(s["cu_seqlens"])))
+    samples = sorted((dataset[i] for i in range(len(dataset))), key=lambda s: -len(chunk_bounds(s["cu_seqlens"])))
     return torch.utils.data.default_collate(samples[:rows])
 
 
@@ -130,7 +130,7 @@ def run_alone(model, batch):
         [batch[name][row : row + 1, start:end] for name in ("tokens", "labels", "loss_mask")]
         + [one_segment(end - start)]
         for row in range(len(batch["tokens"]))
-        for start, end in segments(batch["cu_seqlens"][row])
+        for start, end in chunk_bounds(batch["cu_seqlens"][row])
     ]
     try:
         for module in modules:
@@ -142,7 +142,7 @@ def run_alone(model, batch):
     return Outputs(torch.cat(logits, dim=1).view(*batch["tokens"].shape, -1), loss, gradients)
 
 
-def segments(cu_seqlens):
+def chunk_bounds(cu_seqlens):
     """Start and end of each chunk of a row, and of its padding."""
     boundaries = cu_seqlens.tolist()
     return [(start, end) for start, end in zip(boundaries, boundaries[1:]) if start < end]
