@@ -39,7 +39,7 @@ def test_joined_rows_equal_the_chunks_alone(model, micro_batch, write_dataset):
     parts = [
         [batch[name][row : row + 1, start:end] for name in ("tokens", "labels", "loss_mask")] + [None, no_boundaries]
         for row in range(micro_batch)
-        for start, end in equivalence.segments(batch["cu_seqlens"][row])
+        for start, end in equivalence.chunk_bounds(batch["cu_seqlens"][row])
     ]
     logits, loss, gradients = equivalence.run_in_parts(model, parts)
     alone = equivalence.Outputs(torch.cat(logits, dim=1).view(*batch["tokens"].shape, -1), loss, gradients)
