@@ -46,8 +46,7 @@ ACCIDENTS = {
     "worker killed": "0 SIGKILL worker",
     "rank killed": "1 SIGKILL 3",
 }
-QUICK = [("deepspeed", accident) for accident in ACCIDENTS]
-QUICK += [("torchrun", accident) for accident in ("exception in a worker", "rank killed")]
+QUICK = [(launcher, accident) for launcher in ("deepspeed", "torchrun") for accident in ACCIDENTS]
 RARER = {
     "exception of rank 0 in a step": "0 RAISE 3",
     "rank 0 killed": "0 SIGKILL 3",
