@@ -79,7 +79,7 @@ def test_fault_A07_two_values_of_data_impl_are_refused_in_megatron_deepspeed(che
     [
         (
             " ".join(f"1 part{number % 3}" for number in range(255)),
-            "a blend of 255 corpora, Megatron-DeepSpeed blends 254",
+            "a blend of 255 corpora; Megatron-DeepSpeed blends 254",
         ),
         ("0.5 part0 0 part1", "a blend's weight of 0.0 for part1"),
         ("0.5 part0 nan part1", "a blend's weight of nan for part1"),
