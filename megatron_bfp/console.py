@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from typing import TextIO
 
 from .errors import BFPError
 from .optional import not_installed
@@ -27,7 +28,7 @@ def typed_name() -> str:
 
 
 def say(text: str) -> None:
-    """Print the output of a command at once.
+    """Print the output of a command at once, by one write.
 
     Raises:
         BFPError: it cannot be written, for example because the disk is full.
@@ -41,7 +42,21 @@ def warn(name: str, text: str) -> None:
     Args:
         name: the command as it was typed.
     """
-    print(f"{name}: warning: {text}", file=sys.stderr, flush=True)
+    tell(f"{name}: warning: {text}")
+
+
+def tell(line: str, stream: TextIO | None = None) -> None:
+    """Print a line by one write, so that lines of several ranks do not mix.
+
+    ``print`` writes a line and its end apart where PYTHONUNBUFFERED is set, as it is in many container images.
+
+    Args:
+        stream: standard error, if not given.
+    """
+    stream = stream or sys.stderr
+    if stream is not None:  # its descriptor was not closed when Python started
+        stream.write(line + "\n")
+        stream.flush()
 
 
 def exit_on_sigterm() -> None:
@@ -109,7 +124,7 @@ def _write_out(text: str = "") -> None:
 
 def _tell(message: str) -> None:
     with contextlib.suppress(BrokenPipeError):  # nobody reads it
-        print(message, file=sys.stderr, flush=True)
+        tell(message)
 
 
 def _is_closed(descriptor: int) -> bool:

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from .console import tell
+
 Progress = Callable[[Iterable, int | None, str], Iterable]
 """Wraps an iterable of steps, given their number (None: unknown) and a description, and yields its items unchanged."""
 
@@ -26,7 +28,7 @@ def terminal_progress(blocks: Iterable, number: int | None, description: str) ->
     bar = terminal_bar(f"{{desc}}: {amount}", iterable=blocks, total=number, desc=description)
     if bar is not None:
         return bar
-    return _in_lines(blocks, number, description, lambda line: print(line, file=sys.stderr, flush=True))
+    return _in_lines(blocks, number, description, tell)
 
 
 def terminal_bar(bar_format: str, **settings: Any) -> Any:

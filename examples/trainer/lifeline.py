@@ -13,11 +13,12 @@ import secrets
 import selectors
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable
 from typing import NoReturn
+
+from megatron_bfp.console import tell
 
 CRASHED = 1
 """Exit status after an unexpected error."""
@@ -85,11 +86,9 @@ class Lifeline:
             try:
                 connections[0] = socket.create_connection((os.environ["MASTER_ADDR"], port), timeout=30)
             except OSError as error:
-                print(
+                tell(
                     f"rank {rank}: no connection to {os.environ['MASTER_ADDR']}:{port} ({error}): if another rank "
-                    "fails, this one may notice it late; open the ports between the nodes",
-                    file=sys.stderr,
-                    flush=True,
+                    "fails, this one may notice it late; open the ports between the nodes"
                 )
                 return
             _keep_alive(connections[0])
@@ -174,11 +173,9 @@ class Lifeline:
 
     def _end(self) -> NoReturn:
         if os.environ.get("LOCAL_RANK", "0") == "0":
-            print(
+            tell(
                 f"rank {self.rank}: rank {self._lost_rank} ended unexpectedly, so this one ends too; see the log of "
-                f"rank {self._lost_rank}",
-                file=sys.stderr,
-                flush=True,
+                f"rank {self._lost_rank}"
             )
         kill_children()
         os._exit(self._status or CRASHED)

@@ -26,6 +26,8 @@ FEWEST_LOSSES = 10
 class TrainingStopped(BFPError):
     """A step's loss is NaN, infinite or a spike; the run must not continue from it."""
 
+    on_every_rank = True  # they stop at the mean over all
+
 
 class Work(NamedTuple):
     """What a step computed, over all ranks."""

@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
-from megatron_bfp.console import run
+from megatron_bfp.console import run, tell
 from megatron_bfp.errors import OptionError
 
 from .lifeline import CRASHED, Lifeline, kill_children
@@ -114,7 +114,7 @@ def _status_of(error: SystemExit) -> int:
     """The status as Python has it: a number is the status, anything else is printed."""
     if error.code is None or isinstance(error.code, int):
         return error.code or 0
-    print(error.code, file=sys.stderr)
+    tell(str(error.code))
     return CRASHED
 
 

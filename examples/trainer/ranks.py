@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import distributed
 
+from megatron_bfp.console import tell
 from megatron_bfp.errors import BFPError, OptionError
 
 from .lifeline import die_with_parent
@@ -31,7 +32,7 @@ def log(line: str) -> None:
     """Print a line from rank 0. If the reader is gone, such as a launcher that was killed, training goes on."""
     if distributed.get_rank() == 0:
         try:
-            print(line, flush=True)
+            tell(line, sys.stdout)
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

@@ -5,10 +5,9 @@ the work of the verbs index and merge, too.
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 
-from ..console import exit_on_sigterm, run, say, typed_name
+from ..console import exit_on_sigterm, run, say, tell, typed_name
 from ..preprocessing.readers.input_files import input_files
 from ..preprocessing.summary import WrittenDataset
 from ..preprocessing.task import load_tokenizers
@@ -68,7 +67,7 @@ def _preprocess(options: argparse.Namespace) -> None:
     """Do the job, or what is left of it."""
     files = input_files(options.input)
     for line in [*map(str, files.left_out), *(f"warning: {warning}" for warning in files.warnings)]:
-        print(f"{options.parser.prog}: {line}", file=sys.stderr)
+        tell(f"{options.parser.prog}: {line}")
     job = job_of(options, files.paths)
     datasets = write_datasets(job, executor_of(options), terminal_progress)
     tokenizer = load_tokenizers(job.tokenizer)[0]

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
+from ..console import tell
 from ..errors import OptionError, UnsupportedMegatronError
 from .data_impl import OPTION, data_impls
 from .hooks import AfterImport, Hook, wait_for
@@ -93,11 +94,9 @@ def run_script(arguments: Sequence[str]) -> None:
     sys.argv[:] = [script, *arguments[:position], *arguments[position + 1 :]]
     sys.path[0] = os.path.dirname(os.path.abspath(script))
     if not data_impls(sys.argv) and rank() == 0:
-        print(
+        tell(
             f"megatron_bfp: there is no --data-impl bfp on the command line: {script} runs as it would without "
-            "megatron_bfp",
-            file=sys.stderr,
-            flush=True,
+            "megatron_bfp"
         )
     install()
     runpy.run_path(script, run_name="__main__")

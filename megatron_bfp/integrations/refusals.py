@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-from ..console import QUIET_SECONDS
+from ..console import QUIET_SECONDS, tell
 from ..errors import BFPError
 
 RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
@@ -61,7 +61,7 @@ class _OneLine:
             return
         if rank() == 0 or not error.on_every_rank:
             # not sys.stderr: torch's own hook puts a buffer there while it calls this one
-            print(f"megatron_bfp: error: {error}", file=sys.__stderr__, flush=True)
+            tell(f"megatron_bfp: error: {error}", sys.__stderr__)
         else:
             time.sleep(QUIET_SECONDS)
         raise SystemExit(2)  # Python takes it as the exit status of the process

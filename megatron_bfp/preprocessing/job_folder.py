@@ -19,11 +19,11 @@ import json
 import os
 import re
 import shutil
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
+from ..console import tell
 from ..errors import InputError, OptionError
 from ..files import Lease, TakenError, read_json_object, sync_file, write_whole
 from .job import difference
@@ -93,7 +93,7 @@ class JobFolder:
             self.remove()
         elif error is not None:
             what = f"keeps {number} finished task{'s' if number > 1 else ''}"
-            print(f"{self.path}: {what}; the same command goes on from there", file=sys.stderr, flush=True)
+            tell(f"{self.path}: {what}; the same command goes on from there")
         self._release()
 
     def is_of_this_job(self) -> bool:

@@ -5,6 +5,7 @@ import time
 from dataclasses import astuple, dataclass
 from typing import Any
 
+from ..console import tell
 from ..progress import BAR, FIRST_SECONDS, terminal_bar
 
 LINE_SECONDS = 30.0
@@ -71,7 +72,7 @@ class Meter:
             self._bar.bar_format = self._bar_format()
             self._bar.update(0)
         elif time.monotonic() >= self._due:
-            print(f"tokenizing: {self.line()}", file=sys.stderr, flush=True)
+            tell(f"tokenizing: {self.line()}")
             self._due = time.monotonic() + LINE_SECONDS
 
     def line(self) -> str:

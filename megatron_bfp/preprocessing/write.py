@@ -7,12 +7,12 @@ nothing when the job is finished. Datasets are checked from what is on disk befo
 
 import os
 import shutil
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
+from ..console import tell
 from ..errors import IndexedDatasetError, InputError, OptionError
 from ..indexed_dataset.format import bin_path, idx_path, optimal_dtype
 from ..indexed_dataset.reader import IndexedDataset
@@ -113,7 +113,7 @@ class _Steps:
         self._template = self._job.tokenizer.template(self._tokenizer)
         self._dtype = optimal_dtype(self._tokenizer.vocab_size)
         for warning in self._job.tokenizer.warnings(self._tokenizer):
-            _say(f"warning: {warning}")
+            tell(f"warning: {warning}")
         self._say_once(reason)
         self._meter = self._stack.enter_context(Meter(input_bytes(self._job.paths)))
         self._joiner = self._stack.enter_context(TaskJoiner(self._folder.path, self._joined, self._dtype))
@@ -232,7 +232,7 @@ class _Steps:
         sizes = take_out_moved(folder.path, self._joined, self._dtype, before, tasks)
         folder.set_plan(tasks, sizes)
         num_kept = sum(task.number in finished for task in tasks)
-        _say(
+        tell(
             f"{folder.path}: its inputs have changed since: {changes}. {num_kept} of {len(finished)} finished tasks "
             "are kept, the others done again"
         )
@@ -258,7 +258,7 @@ class _Steps:
         """Say why the fast library is not used, for all tasks or one."""
         if remark is not None and remark not in self._remarks:
             self._remarks.add(remark)
-            _say(f"tokenizing without gigatoken: the tokens are the same, but it takes longer. The reason: {remark}")
+            tell(f"tokenizing without gigatoken: the tokens are the same, but it takes longer. The reason: {remark}")
 
     def _record_of(self, number: int) -> TaskRecord | None:
         return read_record(self._folder.path, number) if self._folder.is_finished(number) else None
@@ -350,7 +350,3 @@ def _remove_segments(task: Task) -> None:
 def _names(paths: Sequence[str]) -> str:
     names = [Location(path).name for path in paths[:3]]
     return ", ".join(names) + (f" and {len(paths) - 3} more files" if len(paths) > 3 else "")
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

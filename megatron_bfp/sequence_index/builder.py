@@ -9,12 +9,12 @@ import logging
 import os
 import secrets
 import shutil
-import sys
 import time
 from collections.abc import Callable
 
 import numpy as np
 
+from ..console import tell
 from ..errors import OptionError, SequenceIndexError
 from ..files import has_ended, locked_directory, process_label, sync_file
 from ..indexed_dataset.reader import IndexedDataset
@@ -158,7 +158,7 @@ def build(
 
 def _print(line: str) -> None:
     """Say a line to whoever started the run: loggers are often silent in training scripts."""
-    print(f"megatron_bfp: {line}", file=sys.stderr, flush=True)
+    tell(f"megatron_bfp: {line}")
 
 
 def _build_and_rename(dataset: IndexedDataset, key: IndexKey, target: str, overwrite: bool, progress: Progress) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
+from ...console import say
 from ...errors import BFPError, OptionError
 from ..first_samples import consumed_samples, read_first_samples
 from ..refusals import raise_together
@@ -116,12 +117,11 @@ def _sum_up(args: argparse.Namespace, datasets: list[Any]) -> None:
     for name, dataset in zip(("train", "valid", "test"), datasets, strict=True):
         parts = _parts(dataset)
         if parts:
-            print(f"best-fit packing: {name}: {summary(parts)}", flush=True)
+            say(f"best-fit packing: {name}: {summary(parts)}")
     if not args.calculate_per_token_loss:
-        print(
+        say(
             "best-fit packing: the number of targets differs between micro-batches; with --calculate-per-token-loss "
-            "each target counts the same",
-            flush=True,
+            "each target counts the same"
         )
 
 

@@ -13,6 +13,7 @@ from torch import distributed
 from ..._version import __version__
 from ...attention.boundary_check import BoundaryCheck, WatchedIterator
 from ...attention.first_step_report import stopped
+from ...console import say
 from ..hooks import prepare_first_call
 
 
@@ -64,7 +65,7 @@ def watch(forward_backward: Callable, models: list[Any], args: argparse.Namespac
             if check.faults:  # an attention stopped by itself; this is why
                 raise stopped(check.faults[0], distributed.get_rank()) from error
             raise
-        _say(check.conclude())
+        _report(check.conclude())
         return losses
 
     return watched_forward_backward
@@ -80,10 +81,9 @@ def _read_watched(forward_step: Callable, check: BoundaryCheck) -> Callable:
     return watched_forward_step
 
 
-def _say(what_was_seen: str) -> None:
+def _report(what_was_seen: str) -> None:
     if distributed.get_rank() == 0:
-        print(
+        say(
             f"best-fit packing: attention inside documents, as the first step showed: {what_was_seen}; "
-            f"megatron_bfp {__version__}, megatron-core {core_version}, torch {torch.__version__}",
-            flush=True,
+            f"megatron_bfp {__version__}, megatron-core {core_version}, torch {torch.__version__}"
         )

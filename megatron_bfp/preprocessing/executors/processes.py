@@ -10,7 +10,6 @@ in a thread while it computes the next, so its core stays busy.
 import multiprocessing
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -21,6 +20,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple, Protocol
 
+from ...console import tell
 from ...errors import InputError
 from ...tokenizers.interface import first_line
 
@@ -175,7 +175,7 @@ class _Worker:
         what = f"worker process {self.process.pid} {how} at {task}"
         if number == ATTEMPTS:
             raise InputError(f"{what}, the {ATTEMPTS}rd time; is there enough memory? Fewer --workers need less")
-        print(f"{what}; trying again", file=sys.stderr, flush=True)
+        tell(f"{what}; trying again")
         return [*others, _Attempt(task, number + 1)]
 
     def close(self) -> None:

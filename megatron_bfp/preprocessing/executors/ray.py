@@ -1,11 +1,11 @@
 """Tasks done by Ray, on the machines of a cluster that share a file system. Ray tries again what a lost worker did."""
 
 import logging
-import sys
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
 
+from ...console import tell
 from ...errors import InputError, OptionError
 from .processes import ATTEMPTS, MakeWork, Report, is_panic, portable
 
@@ -79,7 +79,7 @@ def _say_lost(task: Any, attempts: int, error: Exception) -> None:
     reason = ": ".join(dict.fromkeys((lines[0], lines[-1].strip())))  # of a traceback the last line says why
     if attempts == ATTEMPTS:
         raise InputError(f"{task}: its worker was lost {ATTEMPTS} times: {reason}")
-    print(f"a worker was lost at {task}: {reason}; trying again", file=sys.stderr, flush=True)
+    tell(f"a worker was lost at {task}: {reason}; trying again")
 
 
 def _do(make_work: MakeWork, task: Any) -> tuple[str, Any, list[Any]]:
