@@ -5,7 +5,6 @@ order of ``lengths`` and cuts every L tokens, so the order in which Megatron wou
 Megatron's cuts. Packing cuts a document of n tokens ceil(n / L) - 1 times, wherever it is.
 """
 
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -152,14 +151,14 @@ def measure_packing(census: Census, seq_length: int, max_documents_per_sequence:
     """Pack a corpus, as far as its numbers go."""
     runs = plan_runs(census.remainders, seq_length, max_documents_per_sequence)
     sequences = count_sequences(census, runs)
-    counts, chunks, squares = _describe(census, runs, seq_length)
+    counts, chunks, work = _describe(census, runs, seq_length)
     return Compactness(
         max_documents_per_sequence,
         sequences,
         sequences * seq_length - census.num_tokens,
         lower_bound(census, seq_length, max_documents_per_sequence),
         spread(chunks, counts),
-        spread(squares / seq_length**2, counts),
+        spread(work / seq_length**2, counts),
     )
 
 
@@ -174,16 +173,7 @@ def spread(values: np.ndarray, counts: np.ndarray) -> Spread:
 
 
 def _describe(census: Census, runs: list[Run], seq_length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of each run: its sequences, and the chunks and the sum of squared chunk lengths of one of them."""
-    lengths = np.flatnonzero(census.remainders)[::-1]
-    ends = np.cumsum(census.remainders[lengths]).tolist()
-    lengths = lengths.tolist()
-    rows = [(census.num_full_chunks, 1, seq_length**2)]
-    for run in runs:
-        squares, move = 0, run.last_move
-        while move is not None:
-            squares += move.per_sequence * lengths[bisect_right(ends, move.start)] ** 2
-            move = move.previous
-        rows.append((run.num_sequences, run.chunks, squares))
-    counts, chunks, squares = np.array(rows, dtype=np.int64).T
-    return counts, chunks, squares
+    """Of each run: its sequences, and the chunks and the work of one of them."""
+    rows = [(census.num_full_chunks, 1, seq_length**2), *((run.num_sequences, run.chunks, run.work) for run in runs)]
+    counts, chunks, work = np.array(rows, dtype=np.int64).T
+    return counts, chunks, work

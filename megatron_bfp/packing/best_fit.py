@@ -50,6 +50,8 @@ class Run(NamedTuple):
     chunks: int
     """Chunks per sequence, put there by the moves."""
     last_move: Move | None
+    work: int
+    """Sum of the squared chunk lengths of one sequence, tokens squared: what attention inside documents costs."""
 
 
 class OpenRuns:
@@ -90,7 +92,7 @@ class OpenRuns:
     def _open_sequences(self, length: int, num_chunks: int) -> tuple[Run, int, int]:
         space = self._seq_length
         per_sequence = space // length if self._cap is None else min(space // length, self._cap)
-        run = Run(self._num_sequences, -(-num_chunks // per_sequence), 0, None)
+        run = Run(self._num_sequences, -(-num_chunks // per_sequence), 0, None, 0)
         self._num_sequences += run.num_sequences
         return run, space, per_sequence
 
@@ -134,7 +136,7 @@ def plan_runs(remainders: np.ndarray, seq_length: int, max_documents_per_sequenc
             if per_sequence > chunks_left:  # too few to fill a sequence: one takes them all
                 per_sequence = chunks_left
             num_filled = min(run.num_sequences, chunks_left // per_sequence)
-            filled, rest = _fill(run, num_filled, per_sequence, next_chunk)
+            filled, rest = _fill(run, num_filled, per_sequence, length, next_chunk)
             open_runs.put(filled, space - per_sequence * length)
             if rest.num_sequences:
                 open_runs.put(rest, space)
@@ -143,12 +145,12 @@ def plan_runs(remainders: np.ndarray, seq_length: int, max_documents_per_sequenc
     return open_runs.runs()
 
 
-def _fill(run: Run, num_filled: int, per_sequence: int, start: int) -> tuple[Run, Run]:
+def _fill(run: Run, num_filled: int, per_sequence: int, length: int, start: int) -> tuple[Run, Run]:
     """Add chunks to the first sequences of a run; returns these as a run of their own, and the rest of the run."""
-    first_sequence, num_sequences, chunks, last_move = run
+    first_sequence, num_sequences, chunks, last_move, work = run
     move = Move(first_sequence, per_sequence, start, last_move)
-    filled = Run(first_sequence, num_filled, chunks + per_sequence, move)
-    return filled, Run(first_sequence + num_filled, num_sequences - num_filled, chunks, last_move)
+    filled = Run(first_sequence, num_filled, chunks + per_sequence, move, work + per_sequence * length * length)
+    return filled, Run(first_sequence + num_filled, num_sequences - num_filled, chunks, last_move, work)
 
 
 def count_sequences(census: Census, runs: list[Run]) -> int:

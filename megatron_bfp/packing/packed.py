@@ -40,6 +40,11 @@ class Packing:
         """Number of positions that hold no token, over all sequences."""
         return self.num_sequences * self.table.seq_length - self.num_tokens
 
+    @property
+    def work(self) -> np.ndarray:
+        """int64 [num_sequences]: the sum of squared chunk lengths of each sequence, tokens squared."""
+        return self.table.work(np.arange(self.num_sequences))
+
     def __repr__(self) -> str:
         return (
             f"Packing({len(self.lengths)} documents, {self.num_tokens} tokens in {self.num_sequences} sequences of "

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,11 +23,37 @@ class SequenceTable:
     seq_length: int
     num_sequences: int
     runs: np.ndarray
-    """int64 [runs, 3]: first sequence, its first entry in ``document_ids``, chunks per sequence."""
+    """int64 [runs, 4]: first sequence, its first entry in ``document_ids``, chunks per sequence, and the work of one of
+    its sequences. All sequences of a run hold equal lengths."""
     document_ids: np.ndarray
     """uint32 or uint64 [remainder chunks]: their documents, sequence by sequence, longest first in each."""
     long_documents: np.ndarray
     """int64 [k, 2], as in ``Census``."""
+
+    @property
+    def num_full_chunks(self) -> int:
+        """Number of sequences that are one full chunk each. They come first."""
+        return int(self.long_documents[-1, 1]) if len(self.long_documents) else 0
+
+    def work(self, sequences: Any) -> np.ndarray:
+        """The work of sequences: the sum of their squared chunk lengths, to which attention inside documents is
+        proportional. One bisection of the runs, whatever the number of documents.
+
+        Args:
+            sequences: integers in [0, num_sequences), of any shape.
+
+        Returns:
+            int64 of that shape, tokens squared.
+
+        Raises:
+            IndexError: one of them is not in [0, num_sequences).
+        """
+        sequences = np.asarray(sequences, dtype=np.int64)
+        if sequences.size and not 0 <= sequences.min() <= sequences.max() < self.num_sequences:
+            raise IndexError(f"not all sequences are in [0, {self.num_sequences})")
+        of_a_full_chunk = self.seq_length**2
+        works = np.append(self.runs[:, 3], of_a_full_chunk)  # row -1, before all runs, is the full chunks
+        return works[self.runs[:, 0].searchsorted(sequences, side="right") - 1]
 
     def entry(self, sequence: int) -> "Entry":
         """What the table says of one sequence.
@@ -37,14 +63,13 @@ class SequenceTable:
         """
         if not 0 <= sequence < self.num_sequences:
             raise IndexError(f"sequence {sequence} is not in [0, {self.num_sequences})")
-        num_full_chunks = int(self.long_documents[-1, 1]) if len(self.long_documents) else 0
-        if sequence < num_full_chunks:
+        if sequence < self.num_full_chunks:
             row = first_above(self.long_documents[:, 1], sequence)
             before = int(self.long_documents[row - 1, 1]) if row else 0
             document = self.long_documents[row, :1].astype(np.int64)
             return Entry(document, sequence - before, int(self.long_documents[row, 1]) - before)
         row = int(self.runs[:, 0].searchsorted(sequence, side="right")) - 1
-        first_sequence, first_entry, chunks = self.runs[row].tolist()
+        first_sequence, first_entry, chunks, _ = self.runs[row].tolist()
         entry = first_entry + (sequence - first_sequence) * chunks
         return Entry(self.document_ids[entry : entry + chunks].astype(np.int64), None, 0)
 
@@ -108,16 +133,16 @@ def id_dtype(end: int) -> type:
 
 
 def run_rows(runs: list[Run], first_sequence: int) -> np.ndarray:
-    """The runs as rows of a ``SequenceTable``, neighbours with equally many chunks per sequence joined.
+    """The runs as rows of a ``SequenceTable``. Neighbours with equal work and equally many chunks are joined.
 
     Args:
         first_sequence: number of sequences before the runs.
 
     Returns:
-        int64 [runs, 3].
+        int64 [runs, 4].
     """
-    numbers = [(run.first_sequence, run.num_sequences, run.chunks) for run in runs]
-    firsts, counts, chunks = np.array(numbers, dtype=np.int64).reshape(-1, 3).T
+    numbers = [(run.first_sequence, run.num_sequences, run.chunks, run.work) for run in runs]
+    firsts, counts, chunks, work = np.array(numbers, dtype=np.int64).reshape(-1, 4).T
     entries = np.cumsum(counts * chunks) - counts * chunks
-    rows = np.stack([firsts + first_sequence, entries, chunks], axis=1)
-    return rows[np.diff(rows[:, 2], prepend=0) != 0]
+    rows = np.stack([firsts + first_sequence, entries, chunks, work], axis=1)
+    return rows[np.any(np.diff(rows[:, 2:], axis=0, prepend=0) != 0, axis=1)]

@@ -1,6 +1,7 @@
 """What an index consists of: a directory beside the dataset that numpy and ``cat`` can read::
 
-    PREFIX.bfp/s2048-d0-969/           seq_length 2048, documents 0 to 968; -m8 is added for a cap of 8 documents
+    PREFIX.bfp/s2048-d0-969/           seq_length 2048, documents 0 to 968; -m8 is added for a cap of 8 documents,
+                                       -e for even sequences
         index.json                     counts, fingerprint of PREFIX.idx, checksums of each array and of this file
         runs.npy                       the three arrays of packing.table.SequenceTable
         document_ids.npy
@@ -22,8 +23,9 @@ from .fingerprints import ends_sha256, file_sha256, idx_sha256, sampled_fingerpr
 from .key import IndexKey
 
 FORMAT = "megatron_bfp sequence index"
-VERSION = 2
-"""2 has checksums of index.json itself and of the ends of the arrays, which opening checks."""
+VERSION = 3
+"""2 has checksums of index.json itself and of the ends of the arrays, which opening checks; 3 has the work of a
+sequence in runs.npy."""
 
 ARRAYS = ("document_ids", "long_documents", "runs")
 
@@ -55,6 +57,7 @@ def metadata(
             "tokens": census.num_tokens,
         },
         "documents": [key.first_document, key.end_document],
+        "even_sequences": key.even_sequences,
         "files": files,
         "fingerprint": fingerprint,
         "format": FORMAT,

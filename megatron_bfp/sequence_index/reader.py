@@ -5,6 +5,7 @@ both ends of the other arrays and a sampled fingerprint of the .idx. Each read o
 .idx. ``verify.verify`` makes the checks that need a full pass. ``format`` describes the files.
 """
 
+import dataclasses
 import hashlib
 import io
 import json
@@ -97,6 +98,20 @@ class SequenceIndex:
             self._refuse(sequence, "has more tokens than fit")
         return chunks
 
+    def work(self, sequences: Any) -> np.ndarray:
+        """The work of sequences, from the index alone: no document is read. See ``SequenceTable.work``.
+
+        Args:
+            sequences: integers in [0, len(self)), of any shape.
+
+        Returns:
+            int64 of that shape, tokens squared.
+
+        Raises:
+            IndexError: there is no such sequence.
+        """
+        return self.table.work(sequences)
+
     def _refuse(self, sequence: int, reason: str) -> NoReturn:
         raise damaged(self.path, self.dataset, f"sequence {sequence} {reason}")
 
@@ -133,7 +148,7 @@ def _read_metadata(path: str, key: IndexKey, dataset: IndexedDataset) -> dict[st
     if not _has_form(metadata) or metadata["checksum"] != checksum(metadata):
         raise damaged(path, dataset, "index.json was altered")
     described = (metadata["seq_length"], *metadata["documents"], metadata["max_documents_per_sequence"])
-    if described != (key.seq_length, key.first_document, key.end_document, key.max_documents_per_sequence):
+    if (*described, metadata["even_sequences"]) != dataclasses.astuple(key):
         raise damaged(path, dataset, "index.json describes another index; the directory was renamed")
     return metadata
 
@@ -144,6 +159,7 @@ def _has_form(metadata: dict[str, Any]) -> bool:
         "checksum": "",
         "counts": dict.fromkeys(("documents", "empty_documents", "padding", "sequences", "tokens"), 0),
         "documents": [0, 0],
+        "even_sequences": False,
         "files": {f"{name}.npy": {"bytes": 0, "ends_sha256": "", "sha256": ""} for name in ARRAYS},
         "fingerprint": {"bytes": 0, "sampled_sha256": "", "sha256": ""},
         "format": "",
@@ -218,7 +234,7 @@ def _shift_to_sequences(dataset: IndexedDataset, key: IndexKey, counts: dict[str
 def _is_sound(table: SequenceTable, counts: dict[str, int], key: IndexKey) -> bool:
     """Whether the runs cover all sequences and entries, and the arrays have the right dtypes and shapes."""
     runs, ids, long = table.runs, table.document_ids, table.long_documents
-    for array, columns in ((runs, 3), (long, 2)):
+    for array, columns in ((runs, 4), (long, 2)):
         if array.dtype != np.int64 or array.ndim != 2 or array.shape[1] != columns:
             return False
     if not long.flags.c_contiguous or ids.dtype != id_dtype(key.end_document) or ids.ndim != 1:
@@ -234,5 +250,6 @@ def _is_sound(table: SequenceTable, counts: dict[str, int], key: IndexKey) -> bo
         and entries[0] == 0
         and bool(np.all(per_run > 0))
         and bool(np.all(runs[:, 2] > 0))
+        and bool(np.all((runs[:, 3] >= runs[:, 2]) & (runs[:, 3] <= key.seq_length**2)))
         and bool(np.all(np.diff(entries) == per_run * runs[:, 2]))
     )

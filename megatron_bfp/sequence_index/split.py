@@ -34,6 +34,7 @@ class PackedSplit:
         max_documents_per_sequence: int | None = None,
         cache_path: str | None = None,
         *,
+        even_sequences: bool = False,
         builds: bool = True,
         progress: Progress = without_progress,
     ) -> "PackedSplit | None":
@@ -45,6 +46,7 @@ class PackedSplit:
                 megatron-core's ``config.split_matrix``; or None for all documents.
             name: which of the splits: train, valid or test.
             max_documents_per_sequence: the run's cap on documents.
+            even_sequences: whether the run has ``--even-sequences``.
             builds: build the index if it is missing; otherwise that is an error.
 
         Returns:
@@ -54,10 +56,11 @@ class PackedSplit:
             OptionError: an argument is not what is described above.
             SequenceIndexError: the index is damaged, or it is missing and cannot be built.
         """
+        rule = max_documents_per_sequence, even_sequences
         if isinstance(split, tuple):
-            key = IndexKey.for_fractions(dataset.num_documents, seq_length, split, max_documents_per_sequence)
+            key = IndexKey.for_fractions(dataset.num_documents, seq_length, split, *rule)
         else:
-            key = IndexKey.for_split(dataset.num_documents, seq_length, split, name, max_documents_per_sequence)
+            key = IndexKey.for_split(dataset.num_documents, seq_length, split, name, *rule)
         if key is None:
             return None
         if builds:

@@ -87,7 +87,7 @@ def _check_coverage(index: SequenceIndex, lengths: Any, census: Census, progress
     for first in progress(range(0, len(lengths), BLOCK), -(-len(lengths) // BLOCK), "reading lengths"):
         remainders[first : first + BLOCK] = lengths[first : first + BLOCK] % key.seq_length
     firsts = np.append(table.runs[:, 0], table.num_sequences)
-    for (_, entry, chunks), count in progress(
+    for (_, entry, chunks, work), count in progress(
         zip(table.runs.tolist(), np.diff(firsts).tolist()), len(table.runs), "checking sequences"
     ):
         step = max(1, BLOCK // chunks)
@@ -102,6 +102,8 @@ def _check_coverage(index: SequenceIndex, lengths: Any, census: Census, progress
                 refuse("document_ids.npy does not name every document once")
             if num_tokens.reshape(-1, chunks).sum(axis=1).max() > key.seq_length:
                 refuse("document_ids.npy has a sequence that does not fit")
+            if np.any((num_tokens**2).reshape(-1, chunks).sum(axis=1) != work):
+                refuse("the work in runs.npy is not that of the sequences in document_ids.npy")
 
 
 def _first_difference(expected: Any, actual: Any, name: str = "") -> str:

@@ -112,9 +112,9 @@ def test_packing_counts_beyond_32_bits():
     remainders = np.zeros(8, dtype=np.int64)
     remainders[[3, 5]] = 1 << 33
     rows = run_rows(plan_runs(remainders, 8), 1 << 34)
-    assert rows.tolist() == [[1 << 34, 0, 2]]
+    assert rows.tolist() == [[1 << 34, 0, 2, 34]]
     remainders[2] = 3
-    assert run_rows(plan_runs(remainders, 8), 0).tolist() == [[0, 0, 2], [1 << 33, 1 << 34, 3]]
+    assert run_rows(plan_runs(remainders, 8), 0).tolist() == [[0, 0, 2, 34], [1 << 33, 1 << 34, 3, 12]]
 
 
 @pytest.mark.case(13)

@@ -36,6 +36,15 @@ def index_digests(folder):
     return {key.name: _digest(build(dataset, key, index_directory(prefix)).path, dataset) for key in KEYS}
 
 
+def sequences_digest(folder, name):
+    """sha256 of which documents are in which sequence, as far as format 2 said it too."""
+    path = Path(folder, "data.bfp", name)
+    runs, ids, long = (np.load(path / f"{array}.npy") for array in ("runs", "document_ids", "long_documents"))
+    chunks = runs[:, 2]
+    runs_of_format_2 = runs[np.diff(chunks, prepend=0) != 0][:, :3]
+    return hashlib.sha256(b"".join(array.tobytes() for array in (ids, long, runs_of_format_2))).hexdigest()
+
+
 def _digest(path, dataset):
     verify(path, dataset)
     digest = hashlib.sha256()

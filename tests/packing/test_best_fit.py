@@ -45,17 +45,18 @@ def test_a_plan_holds_the_same_sequences_as_packing_one_chunk_at_a_time(cap):
 
 def test_the_best_fit_is_taken_and_new_sequences_are_opened_only_if_none_holds_the_chunk():
     open_runs = OpenRuns(seq_length=10)
-    wide, narrow = Run(0, 2, 1, Move(0, 1, 0, None)), Run(2, 1, 1, Move(2, 1, 2, None))
+    wide, narrow = Run(0, 2, 1, Move(0, 1, 0, None), 25), Run(2, 1, 1, Move(2, 1, 2, None), 49)
     open_runs.put(wide, 5)
     open_runs.put(narrow, 3)
     assert open_runs.take(3, num_chunks=1) == (narrow, 3, 1)
     assert open_runs.take(2, num_chunks=9) == (wide, 5, 2)
-    assert open_runs.take(4, num_chunks=5) == (Run(0, 3, 0, None), 10, 2)  # five chunks, two in each: three sequences
+    three_new = Run(0, 3, 0, None, 0)  # for five chunks, two in each
+    assert open_runs.take(4, num_chunks=5) == (three_new, 10, 2)
 
 
 def test_with_a_cap_the_sequence_with_most_chunks_is_taken_and_full_ones_are_closed():
     open_runs = OpenRuns(seq_length=10, max_documents_per_sequence=3)
-    one, two, three = (Run(chunks, 1, chunks, None) for chunks in (1, 2, 3))
+    one, two, three = (Run(chunks, 1, chunks, None, 36) for chunks in (1, 2, 3))
     for run in (one, two, three):
         open_runs.put(run, 4)
     assert open_runs.take(2, num_chunks=1) == (two, 4, 1)  # space for two chunks, but the cap leaves one

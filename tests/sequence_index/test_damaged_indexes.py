@@ -186,7 +186,7 @@ def test_any_index_json_gives_our_error(dataset, index, tmp_path, content):
         SequenceIndex(index.path, dataset)
 
 
-@pytest.mark.parametrize("version", [1, 3])
+@pytest.mark.parametrize("version", [1, 2, 4])
 def test_another_format_says_so(dataset, index, tmp_path, version):
     folder = tmp_path / "data.bfp" / index.key.name
     write_metadata(folder, json.loads((folder / "index.json").read_bytes()) | {"version": version})
@@ -235,3 +235,27 @@ def test_more_documents_than_there_are_cannot_be_claimed(dataset, tmp_path):
     write_metadata(path, metadata)
     with pytest.raises(SequenceIndexError, match="has 12"):
         verify(str(path), dataset)
+
+
+def test_other_work_than_that_of_the_documents_is_found_by_verify(write_dataset, tmp_path):
+    dataset = write_dataset(documents_of([8, 3, 8, 9]))
+    key = IndexKey(8, 0, 4)
+    index = build(dataset, key, index_directory(dataset.prefix))
+    verify(index.path, dataset)
+    runs = np.array(index.table.runs)
+    runs[-1, 3] += 1
+    forge(tmp_path / "data.bfp" / key.name, key, runs=runs)
+    with pytest.raises(SequenceIndexError, match=r"the work in runs.npy"):
+        verify(index.path, dataset)
+
+
+@pytest.mark.parametrize("work", [0, 65])
+def test_work_that_no_sequence_can_have_is_refused_when_opened(write_dataset, tmp_path, work):
+    dataset = write_dataset(documents_of([8, 3, 8, 9]))
+    key = IndexKey(8, 0, 4)
+    index = build(dataset, key, index_directory(dataset.prefix))
+    runs = np.array(index.table.runs)
+    runs[-1, 3] = work
+    forge(tmp_path / "data.bfp" / key.name, key, runs=runs)
+    with pytest.raises(SequenceIndexError, match="contradict"):
+        SequenceIndex(index.path, dataset)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from helpers.chunks import chunk_rows
 from helpers.datasets import ROOT, documents_of
-from helpers.index_bytes import index_digests
+from helpers.index_bytes import index_digests, sequences_digest
 from helpers.indexes import LENGTHS
 
 from megatron_bfp import SequenceIndexError, pack
@@ -25,6 +25,7 @@ from megatron_bfp.sequence_index.verify import verify_all
 
 def test_an_index_holds_what_packing_gives(dataset, index):
     packing = pack(LENGTHS[1:11], 8)
+    assert index.work(np.arange(len(index))).tolist() == packing.work.tolist()
     assert len(index) == len(packing)
     for i in range(len(index)):
         assert chunk_rows(index, i).tolist() == (packing[i] + [1, 0, 0]).tolist()
@@ -82,14 +83,21 @@ def test_chunk_spans_are_where_the_chunks_are(dataset, index):
 
 
 EXPECTED_DIGESTS = {
-    "s2048-d0-3000": "321bf84dd4ce8bc218e7c843a71af6a1a6c3ef3d97be0a06d5f92fa209c0e9e6",
-    "s2048-d100-2900-m4": "20e0cd740ba476f8a8bb42ef165d3d76a7429ca71e8adac8267915ef9de96387",
+    "s2048-d0-3000": "e58ba3bf18be4e2dafde69760ce1c0ca3a940c8495159714e9c10358d58d060d",
+    "s2048-d100-2900-m4": "9b3fb7676acf58e9016ccda4f6dc774575e8a75cc0a85d1a7f02d55b310133b2",
 }
 """They are the same in every release: they may only change together with the format's version."""
+
+SEQUENCES_OF_FORMAT_2 = {
+    "s2048-d0-3000": "68c0656e0d66672f4df96039ff777137f7a9feb7a1386f20b740c552a5c2d9f2",
+    "s2048-d100-2900-m4": "3106d309143415a182df98d024851f7bfcbb8e4bc25071f8c2f8258e25be5612",
+}
+"""Written by version 0.2.0. A run goes on with the index of a later format only if its sequences are the same."""
 
 
 def test_the_bytes_are_the_same_in_every_release(tmp_path):
     assert index_digests(tmp_path) == EXPECTED_DIGESTS
+    assert {name: sequences_digest(tmp_path, name) for name in EXPECTED_DIGESTS} == SEQUENCES_OF_FORMAT_2
 
 
 def digests_by(python, folder, **environment):
@@ -128,11 +136,15 @@ def test_corpora_at_the_edges_build_and_verify(write_dataset, lengths, seq_lengt
 
 
 def test_the_name_says_what_an_index_is_for(dataset):
-    for key in (IndexKey(8, 0, 12), IndexKey(8, 3, 7, 2)):
+    for key in (IndexKey(8, 0, 12), IndexKey(8, 3, 7, 2), IndexKey(8, 0, 12, None, True), IndexKey(8, 3, 7, 2, True)):
         assert IndexKey.from_name(key.name) == key
         assert os.path.basename(build(dataset, key, index_directory(dataset.prefix)).path) == key.name
     assert IndexKey(2048, 0, 969, 8).name == "s2048-d0-969-m8"
+    assert IndexKey(2048, 0, 969, 8, True).name == "s2048-d0-969-m8-e"
+    assert IndexKey(2, 0, 9, None, True).name == "s2-d0-9-e"
     for name in ("s0-d0-1", "s08-d0-1", "s8-d00-1", "s8-d0-1-m0", "s8-d0-1-", "S8-d0-1", ".s8-d0-1", "s8-d0"):
+        assert IndexKey.from_name(name) is None
+    for name in ("s8-d0-1-e-m2", "s8-d0-1-E", "s8-d0-1-e-e", "s8-d0-1e"):
         assert IndexKey.from_name(name) is None
 
 
