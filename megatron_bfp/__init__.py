@@ -12,6 +12,7 @@ How data flows, with the package that takes each step::
         |  sequence_index.reader               its chunks
         |  samples.sample                      tokens, labels, loss_mask, position_ids, cu_seqlens
         |  megatron_core.gpt_dataset           BFPGPTDataset, in megatron-core's builder and blends
+        |  samples.balanced_dataset            the order inside each global batch
     batches
         |  attention, megatron_core.attention  attention inside each document only
     loss
@@ -28,11 +29,13 @@ from .errors import BFPError, IndexedDatasetError, InputError, IntegrationError,
 from .integrations.activation import install
 from .optional import not_installed
 from .packing.packed import Packing, pack
+from .samples.balanced_dataset import BalancedDataset
 
 __all__ = [
     "BFPError",
     "BFPGPTDataset",
     "BFPGPTDatasetConfig",
+    "BalancedDataset",
     "IndexedDatasetError",
     "InputError",
     "IntegrationError",

@@ -13,6 +13,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 try:
     import torch
     from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
@@ -42,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class BFPGPTDatasetConfig(GPTDatasetConfig):
-    """``GPTDatasetConfig`` and two fields more.
+    """``GPTDatasetConfig`` and three fields more.
 
     ``create_attention_mask`` is off unless asked for: the mask is quadratic in the sequence, and attention takes its
     boundaries from ``cu_seqlens``.
@@ -55,6 +57,9 @@ class BFPGPTDatasetConfig(GPTDatasetConfig):
 
     max_documents_per_sequence: int | None = None
     """At most so many documents in a sequence; None for no limit."""
+
+    even_sequences: bool = False
+    """Spread short documents over all sequences, so that none holds many times the mean; see ``pack``."""
 
     model_vocab_size: int | None = None
     """Rows of the model's embedding, on all tensor-parallel ranks together: a sample with another id is an error that
@@ -140,7 +145,7 @@ class BFPGPTDataset(GPTDataset):
 
     @staticmethod
     def _key_config_attributes() -> list[str]:
-        return GPTDataset._key_config_attributes() + ["max_documents_per_sequence"]
+        return GPTDataset._key_config_attributes() + ["max_documents_per_sequence", "even_sequences"]
 
     def _build_document_sample_shuffle_indices(self) -> tuple[None, None, None]:
         """Called by GPTDataset's constructor instead of building its own three indices."""
@@ -164,6 +169,7 @@ class BFPGPTDataset(GPTDataset):
             split.name,
             config.max_documents_per_sequence,
             config.path_to_cache,
+            even_sequences=config.even_sequences,
             progress=log_progress(logger),
         )
         if packed_split is not None and not len(packed_split):
@@ -195,6 +201,27 @@ class BFPGPTDataset(GPTDataset):
         """
         packed_split, sample = self._checked(idx)
         return packed_split.sequence_of(sample, self.config.random_seed)
+
+    @property
+    def samples_per_epoch(self) -> int:
+        """Number of samples that show each sequence once."""
+        return len(self.packed_split) if self.packed_split else 0
+
+    def work_of(self, samples: Any) -> np.ndarray:
+        """The work of samples, without reading a document: the sum of the squared chunk lengths of each.
+
+        Args:
+            samples: integers in [0, len(self)) [n].
+
+        Returns:
+            int64 [n], tokens squared.
+
+        Raises:
+            IndexError: there is no such sample.
+        """
+        if self.packed_split is None:
+            raise IndexError(f"{self.dataset_path}: has no samples")
+        return self.packed_split.work_of(samples, self.config.random_seed)
 
     def _checked(self, idx: int) -> tuple[PackedSplit, int]:
         """The split, and ``idx`` as an int."""

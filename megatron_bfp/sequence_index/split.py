@@ -4,13 +4,15 @@ Everything that needs to know which sequence index a run means asks here: datase
 """
 
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
+
+import numpy as np
 
 from ..errors import OptionError
 from ..indexed_dataset.reader import IndexedDataset
 from ..packing.chunks import ChunkSpan
 from ..progress import Progress, without_progress
-from ..samples.order import sequence_of_sample
+from ..samples.order import sequence_of_sample, sequences_of_samples
 from .builder import open_or_build, open_or_refuse
 from .key import IndexKey
 from .reader import SequenceIndex
@@ -87,6 +89,18 @@ class PackedSplit:
             seed: the run's ``--seed``.
         """
         return sequence_of_sample(sample, len(self.index), seed, self.index.identity)
+
+    def work_of(self, samples: Any, seed: int) -> np.ndarray:
+        """The work of samples, without reading a document; see ``SequenceIndex.work``.
+
+        Args:
+            samples: integers >= 0 [n], counted over all epochs.
+            seed: the run's ``--seed``.
+
+        Returns:
+            int64 [n], tokens squared.
+        """
+        return self.index.work(sequences_of_samples(np.asarray(samples), len(self.index), seed, self.index.identity))
 
     def chunk_spans(self, sample: int, seed: int) -> list[ChunkSpan]:
         """The chunks of a sample, as ``SequenceIndex.chunk_spans`` gives them."""

@@ -6,6 +6,7 @@ their weights and caches are the code base's own, around the dataset of this mod
 
 import logging
 import operator
+from typing import Any
 
 import numpy as np
 
@@ -49,6 +50,22 @@ class PackedDataset:
     def __len__(self) -> int:
         """Samples of as many whole epochs as are needed."""
         return self.packed_split.samples_in_whole_epochs(self.num_samples)
+
+    @property
+    def samples_per_epoch(self) -> int:
+        """Number of samples that show each sequence once."""
+        return len(self.packed_split)
+
+    def work_of(self, samples: Any) -> np.ndarray:
+        """The work of samples, without reading a document: the sum of the squared chunk lengths of each.
+
+        Args:
+            samples: integers in [0, len(self)) [n].
+
+        Returns:
+            int64 [n], tokens squared.
+        """
+        return self.packed_split.work_of(samples, self.seed)
 
     def __getitem__(self, idx: int) -> dict[str, np.ndarray]:
         """One sample.

@@ -1,0 +1,90 @@
+"""Orders of a global batch in which ranks need not wait for each other.
+
+Attention inside documents makes the time of a sample grow with its work, the sum of its squared chunk lengths, and in
+each step all ranks wait for the slowest. Reordering the samples *inside* a global batch changes nothing else: the batch
+holds the same samples, so its gradient is the same sum.
+
+Guarantee: the order depends on the works alone, not on the number of ranks or the micro-batch size. Cost: one sort of
+the batch.
+
+Example: eight samples; the slots of the batch get these places of the sorted works, 0 being the least::
+
+    0 1 3 2 6 7 5 4
+
+Each aligned pair, and each aligned half, is of neighbours, so ranks that work at the same time do equal work. Every
+second pair and every second half runs backwards, so the small differences that remain cancel in the sum over
+micro-batches. With two ranks and a micro-batch of 1, rank 0 gets the places 0, 3, 6, 5 and rank 1 gets 1, 2, 7, 4: both
+add up to 14.
+"""
+
+from functools import lru_cache
+
+import numpy as np
+
+from .order import shuffled
+
+
+def balanced_order(work: np.ndarray) -> np.ndarray:
+    """The order of one global batch in which any tile of consecutive slots holds samples of about equal work.
+
+    Args:
+        work: int64 [n], of each sample.
+
+    Returns:
+        int64 [n]: the sample of each slot; a permutation.
+    """
+    return np.argsort(work, kind="stable")[reflected_places(len(work))]
+
+
+def dealt_order(work: np.ndarray, num_batches: int, tile: int, seed: int) -> np.ndarray:
+    """The order of several global batches of which each step's samples are of about equal work.
+
+    The samples are sorted, and tiles of neighbours are dealt to the batches in turn, back and forth, so that batches
+    are alike in sum. So which samples share a batch depends on their work. The batches come in a random order, as
+    otherwise they would go from light to heavy where a batch has one tile only.
+
+    Args:
+        work: int64 [n], of each sample; n is a multiple of ``num_batches * tile``.
+        num_batches: global batches.
+        tile: samples that all ranks together work on at once: data-parallel size times micro-batch size.
+        seed: chooses the order of the batches.
+
+    Returns:
+        int64 [n]: the sample of each slot; a permutation.
+    """
+    tiles = np.argsort(work, kind="stable").reshape(-1, num_batches, tile)  # [micro-step, batch, slot]
+    tiles[1::2] = tiles[1::2, ::-1]
+    tiles[1::2] = tiles[1::2, :, ::-1]
+    batches = [shuffled(batch, num_batches, seed, 0, "balanced batches") for batch in range(num_batches)]
+    return tiles.transpose(1, 0, 2)[batches].reshape(-1)
+
+
+@lru_cache(maxsize=16)
+def reflected_places(num_slots: int) -> np.ndarray:
+    """For each slot of a batch, the place of its sample among all, sorted by work: a reflected Gray code.
+
+    The radices are the prime factors of ``num_slots``, the largest ones outside, as micro-batch sizes and numbers of
+    ranks are mostly powers of two. For each divisor of ``num_slots`` that is a product of the inner ones, aligned tiles
+    of that many slots hold neighbours, and every second tile runs backwards.
+
+    Returns:
+        int64 [num_slots], a permutation.
+    """
+    places = np.zeros(1, dtype=np.int64)
+    for radix in _prime_factors(num_slots):
+        rows = np.tile(places, (radix, 1))
+        rows[1::2] = places[::-1]
+        places = (rows + len(places) * np.arange(radix)[:, None]).reshape(-1)
+    places.flags.writeable = False  # it is cached
+    return places
+
+
+def _prime_factors(number: int) -> list[int]:
+    """In ascending order."""
+    factors, factor = [], 2
+    while factor * factor <= number:
+        while number % factor == 0:
+            factors.append(factor)
+            number //= factor
+        factor += 1
+    return factors + [number] if number > 1 else factors
