@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megatron_bfp.samples.order import sequence_of_sample, shuffled
+from megatron_bfp.samples.order import sequence_of_sample, sequences_of_samples, shuffled
 
 
 @settings(max_examples=150, deadline=None)
@@ -59,3 +59,15 @@ def test_neighbours_are_not_neighbours_afterwards():
     assert abs(np.corrcoef(order[1:], order[:-1])[0, 1]) < 0.02
     assert np.count_nonzero(np.abs(steps) == 1) < 20
     assert np.unique(steps).size > 50_000
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(1, 10**12), st.integers(0, 10**9), st.integers(0, 5), st.lists(st.integers(0, 10**13), max_size=80))
+def test_many_samples_at_once_are_those_of_one_by_one(num_sequences, seed, epochs, samples):
+    samples = np.array([*samples, *range(epochs * num_sequences, epochs * num_sequences + 30)])
+    one_by_one = [sequence_of_sample(sample, num_sequences, seed, "index") for sample in samples.tolist()]
+    for some in (slice(None), slice(0, 3)):  # numpy's way, and Python's for a few
+        sequences = sequences_of_samples(samples[some], num_sequences, seed, "index")
+        assert sequences.dtype == np.int64 and sequences.tolist() == one_by_one[some]
+    other = sequences_of_samples(samples, num_sequences, seed + 1, "index")
+    assert num_sequences < 100 or other.tolist() != one_by_one
