@@ -49,6 +49,20 @@ def die_with_parent(parent: int) -> None:
         os._exit(CRASHED)
 
 
+def end_deepspeed_s_launcher() -> None:
+    """End DeepSpeed's launcher with status 1, if it started this process.
+
+    Its own status would be that of the first rank that it sees ended, and -9 for one that was killed, which a shell
+    shows as 247. It looks once a second. Ended by a signal, it exits with 1, after the same treatment of all ranks.
+    """
+    launcher = os.getppid()
+    with contextlib.suppress(OSError):
+        with open(f"/proc/{launcher}/cmdline", "rb") as file:
+            is_deepspeed = b"deepspeed.launcher.launch" in file.read()
+        if is_deepspeed:
+            os.kill(launcher, signal.SIGTERM)
+
+
 class Lifeline:
     """Connections between rank 0 and all others, to notice when a rank ends. ``Lifeline.start`` makes one.
 
@@ -138,6 +152,7 @@ class Lifeline:
             self._selector.unregister(connection)
             if self._connections.pop(peer, None):
                 self._lost(peer, CRASHED)
+                end_deepspeed_s_launcher()
             return
         text = self._unread.pop(connection, "") + content.decode(errors="replace")
         *lines, rest = text.split("\n")
@@ -161,6 +176,8 @@ class Lifeline:
                 self._lost(peer, int(status))
             case ["lost", rank, status] if peer == 0:
                 self._lost(int(rank), int(status))
+                if int(status) == CRASHED:
+                    end_deepspeed_s_launcher()
         return peer
 
     def _lost(self, peer: int, status: int) -> None:

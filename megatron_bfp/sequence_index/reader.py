@@ -142,8 +142,8 @@ def _read_metadata(path: str, key: IndexKey, dataset: IndexedDataset) -> dict[st
         raise damaged(path, dataset, "index.json was altered")
     if metadata.get("version") != VERSION:
         raise SequenceIndexError(
-            f"{path}: format version {metadata.get('version')}, this megatron_bfp reads {VERSION}; update it, or "
-            f"rebuild the index: {remedy(path, dataset)}"
+            f"{path}: the index has format {metadata.get('version')}, and this megatron_bfp reads format {VERSION}. "
+            f"Rebuild the index: {remedy(path, dataset)}"
         )
     if not _has_form(metadata) or metadata["checksum"] != checksum(metadata):
         raise damaged(path, dataset, "index.json was altered")

@@ -106,11 +106,16 @@ def processes_of(name):
 
 def crash_all(corpus, folder, kinds):
     """(launcher, accident) -> Crash, for some of them."""
+
+    def crash(number, launcher, accident):
+        run = Crash(corpus, folder / str(number), launcher, (ACCIDENTS | RARER)[accident])
+        if launcher == "deepspeed" and run.status == 256 - signal.SIGKILL:
+            # its launcher looked at the killed rank in the very moment, before a rank that is left had told it to end
+            run = Crash(corpus, folder / f"{number} again", launcher, (ACCIDENTS | RARER)[accident])
+        return run
+
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        runs = [
-            pool.submit(Crash, corpus, folder / str(number), launcher, (ACCIDENTS | RARER)[accident])
-            for number, (launcher, accident) in enumerate(kinds)
-        ]
+        runs = [pool.submit(crash, number, *kind) for number, kind in enumerate(kinds)]
     return {kind: run.result() for kind, run in zip(kinds, runs, strict=True)}
 
 
@@ -122,9 +127,7 @@ def crashes(corpus, tmp_path_factory):
 def check(crash, launcher, accident):
     print(f"{accident}, {launcher}: exit status {crash.status} after {crash.seconds:.1f} s")
     assert crash.seconds < SECONDS, crash.output[-5000:]
-    # of a rank that was killed, deepspeed's launcher hands on the signal
-    is_handed_on = launcher == "deepspeed" and accident.startswith("rank") and crash.status == 256 - signal.SIGKILL
-    assert crash.status == 1 or is_handed_on, crash.output[-5000:]
+    assert crash.status == 1, crash.output[-5000:]
 
 
 @pytest.mark.parametrize("launcher, accident", QUICK)

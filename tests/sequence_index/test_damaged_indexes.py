@@ -190,7 +190,7 @@ def test_any_index_json_gives_our_error(dataset, index, tmp_path, content):
 def test_another_format_says_so(dataset, index, tmp_path, version):
     folder = tmp_path / "data.bfp" / index.key.name
     write_metadata(folder, json.loads((folder / "index.json").read_bytes()) | {"version": version})
-    with pytest.raises(SequenceIndexError, match=f"version {version}.*--overwrite"):
+    with pytest.raises(SequenceIndexError, match=f"has format {version}, .* reads format 3.*--overwrite"):
         SequenceIndex(index.path, dataset)
 
 
