@@ -132,6 +132,11 @@ def test_the_lower_bound_sees_that_halves_do_not_fill_up():
     assert bounds.lower_bound(take_census(np.array([7] * 50 + [4] * 50, dtype=np.int32), 10), 10) == 70
 
 
+def test_the_lower_bound_under_a_cap_is_rounded_up():
+    census = take_census(np.array([1, 1, 1, 10], dtype=np.int32), 10)
+    assert [bounds.lower_bound(census, 10, cap) for cap in (None, 3, 2, 1)] == [2, 2, 3, 4]
+
+
 def test_a_corpus_without_tokens_has_a_report():
     for lengths in ([], [0, 0]):
         empty = report.make_report(np.array(lengths, dtype=np.int32), 8, [None, 2])
