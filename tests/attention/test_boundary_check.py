@@ -13,7 +13,6 @@ from megatron_bfp import IntegrationError
 from megatron_bfp.attention.boundaries import join_rows
 from megatron_bfp.attention.boundary_check import BoundaryCheck, WatchedIterator, before_first_update, digest
 from megatron_bfp.attention.first_step_report import Report, agree
-from megatron_bfp.attention.positions import PositionsSeen, rotates
 
 ROWS = torch.tensor([[0, 3, 5, 8, 8, 8, 8, 8, 8], [0, 8, 8, 8, 8, 8, 8, 8, 8]], dtype=torch.int32)
 JOINED = torch.tensor([0, 3, 5, 8, 16], dtype=torch.int32)
@@ -348,27 +347,6 @@ def test_fault_A14_what_is_said_of_positions_is_true():
     model = Model(TransformerLayer(number=1, config=config), TransformerLayer(number=2, config=config))
     some = described(model, rotary_pos_emb=rotary)
     assert some == "rotary positions restart in each document (1 of 2 layers)"
-
-
-def test_each_layer_has_its_own_entry_of_no_rope_freq():
-    config = SimpleNamespace(no_rope_freq=[0, 1, 1])
-    layers = [SimpleNamespace(config=config, layer_number=number) for number in (1, 2, 3, 4)]
-    assert [rotates(layer, {"rotary_pos_emb": 1}) for layer in layers] == [True, False, False, True]
-    assert not any(rotates(layer, {}) for layer in layers)
-
-
-def test_documents_of_one_token_are_seen_to_restart():
-    """Their position ids repeat and do not fall: 0, 0, 0."""
-    for ids, row_length, restarts in (
-        ([0, 0, 0, 0], None, True),
-        ([0, 1, 2, 2], None, True),
-        ([0, 1, 2, 3], None, False),
-        ([0, 1, 0, 1], 2, False),
-        ([0, 0, 0, 1], 2, True),
-    ):
-        positions = PositionsSeen(row_length)
-        positions.note_embedding(torch.tensor([ids]))
-        assert positions.restarts == {restarts}, ids
 
 
 def test_fault_A14_multi_latent_attention_rotates_by_itself():

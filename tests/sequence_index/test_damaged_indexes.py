@@ -174,7 +174,7 @@ def test_counts_that_contradict_the_index_are_refused_at_open(dataset, index, tm
 
 
 def test_verify_checks_pointers_of_documents_that_are_in_no_index(write_dataset, tmp_path, monkeypatch):
-    """They are far from the ends of the .idx, which are checked when it is opened, and the index is of what is there."""
+    """They are far from the ends of the .idx, which opening checks, and the index is of the .idx that is there."""
     monkeypatch.setattr(dataset_reader, "CHECKED_AT_OPEN", 1)
     dataset = write_dataset(documents_of([3] * 8))
     pointer_of_document_6 = HEADER_BYTES + 8 * 4 + 6 * 8
