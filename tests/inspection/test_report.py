@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from megatron_bfp import pack
 from megatron_bfp.commands import report as report_command
 from megatron_bfp.errors import BFPError
-from megatron_bfp.inspection import report
+from megatron_bfp.inspection import report, report_pages
 from megatron_bfp.packing import bounds
 from megatron_bfp.packing import census as counting
 from megatron_bfp.packing.census import take_census
@@ -195,3 +195,10 @@ def test_a_table_aligns_numbers_to_the_right():
     markdown = format_table(["name", "tokens", "%"], rows, markdown=True).splitlines()
     assert len(set(map(len, markdown))) == 1
     assert markdown[1] == "| ------ | --------: | --: |"
+
+
+def test_a_document_as_long_as_a_sequence_fits_into_it():
+    lengths = np.array([3, 8, 9, 2], dtype=np.int32)  # of 8: tokens 3 to 10, cut at 8
+    figures = report.make_report(lengths, 8)
+    assert report_pages.cut_needlessly(figures) == (1, 0)
+    assert (figures.long_documents, figures.long_tokens) == (1, 9)

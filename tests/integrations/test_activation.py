@@ -103,9 +103,7 @@ def test_fault_B15_without_the_flag_a_line_says_that_nothing_is_changed(trainer)
     assert call(*module, "--data-impl=mmap", folder=trainer) == (0, "__main__ False None None")
 
 
-@pytest.mark.parametrize(
-    "words", [["--data-i", "bfp"], ["--data-im=bfp"], ["--data-impl=mmap"]]
-)
+@pytest.mark.parametrize("words", [["--data-i", "bfp"], ["--data-im=bfp"], ["--data-impl=mmap"]])
 def test_the_startup_file_knows_every_form_of_the_option(words, monkeypatch):
     """All that argparse takes for it, as ``data_impls`` does."""
     calls = []
