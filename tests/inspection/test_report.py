@@ -202,3 +202,9 @@ def test_a_document_as_long_as_a_sequence_fits_into_it():
     figures = report.make_report(lengths, 8)
     assert report_pages.cut_needlessly(figures) == (1, 0)
     assert (figures.long_documents, figures.long_tokens) == (1, 9)
+
+
+@pytest.mark.parametrize("seed, error", [(-1, "--seed -1"), (1 << 32, "--seed 4294967296"), ((1 << 32) - 1, "no such")])
+def test_a_seed_is_what_numpy_takes(seed, error):
+    with pytest.raises(BFPError, match=error):
+        report_command.main(["gone", "--seq-length", "8", "--seed", str(seed)])
