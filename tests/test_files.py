@@ -1,5 +1,6 @@
 """Files that appear whole or not at all, and whether the process of a label has ended."""
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -77,3 +78,22 @@ def test_fault_B17_without_proc_nothing_is_known(monkeypatch):
     assert has_ended(label)
     monkeypatch.setattr(files, "_pid_namespace", lambda: "")
     assert not has_ended(label) and not has_ended(process_label())
+
+
+def test_a_file_that_was_renamed_before_it_was_locked_is_not_written_to(tmp_path, monkeypatch):
+    """Its owner finished between our opening and our locking it: what we opened is now the finished file."""
+    path, finished = tmp_path / "file.part", tmp_path / "file"
+    path.write_bytes(b"whole")
+    real, calls = fcntl.flock, []
+
+    def flock(descriptor, kind):
+        if not calls:
+            path.rename(finished)
+        calls.append(kind)
+        real(descriptor, kind)
+
+    monkeypatch.setattr(files.fcntl, "flock", flock)
+    descriptor = files.open_exclusively(str(path))
+    os.write(descriptor, b"new")
+    os.close(descriptor)
+    assert (finished.read_bytes(), path.read_bytes(), len(calls)) == (b"whole", b"new", 2)

@@ -33,6 +33,16 @@ def test_rows_whose_lengths_only_add_up_are_refused():
         Boundaries.of_rows(torch.tensor([[0, 2, 4, 4], [0, 2, 2, 2]], dtype=torch.int32))
 
 
+@pytest.mark.parametrize("wrong", [0, 1, 2])
+def test_a_single_row_that_ends_elsewhere_is_refused(wrong):
+    rows = torch.tensor([[0, 2, 3, 3]] * 3, dtype=torch.int32)
+    assert Boundaries.of_rows(rows).offsets[-1] == 9
+    for length in (2, 4):
+        rows[wrong, 2:] = length
+        with pytest.raises(OptionError, match="from 0 to 3, the sequence length, in every row"):
+            Boundaries.of_rows(rows)
+
+
 def test_rows_that_were_joined_before_have_the_same_boundaries():
     joined = torch.tensor([0, 5, 6, 12, 12, 24], dtype=torch.int32)
     again, boundaries = Boundaries.of_joined_rows(joined, 24), Boundaries.of_rows(CU_SEQLENS)

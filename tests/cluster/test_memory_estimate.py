@@ -14,13 +14,14 @@ pytest.importorskip("tokenizers")
 
 from cluster.layout import Layout
 from cluster.memory import estimate, kept_per_token, model_of, num_parameters
-from cluster.recipe import read_recipe
+from cluster.recipe import read_recipe, vocab_size_of
 from helpers import launching
 from helpers.datasets import ROOT
 from helpers.megatron_helpers import initialize_megatron, model_options
 from helpers.recipes import RECIPES, dry_run, training_options
 from trainer.model import build_model
 
+from megatron_bfp import InputError
 from megatron_bfp.megatron_core.attention import document_boundaries
 
 TINY = RECIPES / "tiny.sh"
@@ -159,3 +160,19 @@ def test_a_recipe_states_its_estimate(name):
     recipe = read_recipe(str(path))
     layout = Layout.of(recipe.options, *((1, 2) if name == "tiny" else (32, 8)))
     assert f"# {estimate(model_of(recipe), layout)}\n" in path.read_text()
+
+
+def test_adam_s_state_follows_precision_and_zero_stage():
+    """Two averages in fp32; where weights are bf16 or ZeRO flattens them, also the weights in fp32."""
+    for words, states in (([], 8), (["--zero-stage", "1"], 12), (["--bf16"], 12)):
+        recipe = read_recipe(str(TINY), ["--zero-stage", "0", *words])
+        model = model_of(recipe)
+        memory = estimate(model, Layout.of(recipe.options, 1, 1))
+        assert memory.optimizer == states * num_parameters(model), words
+
+
+def test_a_recipe_s_vocabulary_has_a_size():
+    assert vocab_size_of("1") == 1
+    for text in ("0", "-1", "", "1.0", "many"):
+        with pytest.raises(InputError, match="give a whole number above 0"):
+            vocab_size_of(text)

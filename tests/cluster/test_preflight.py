@@ -1,6 +1,7 @@
 """The preflight finds what differs between nodes: processes on this host in folders of their own, one for each node."""
 
 import argparse
+import json
 import os
 import shutil
 import socket
@@ -13,8 +14,10 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("tokenizers")
 
+from cluster.indexes import is_built_at_start
 from cluster.options import run_options
 from cluster.preflight import inspect
+from cluster.rendezvous import GREETING, collect
 from helpers.datasets import ROOT, documents_of, write
 from helpers.launching import ENVIRONMENT, free_port
 from trainer.checkpoints.save_folder import smallest_checkpoint
@@ -306,3 +309,35 @@ def test_fault_C03_a_node_that_cannot_save_is_named(nodes):
     (nodes[1] / "checkpoints").write_text("a file")
     (line,) = problems(preflight(nodes[:2], "--save", "checkpoints"))
     assert line.startswith("preflight: error: node node-b: --save checkpoints: not a folder")
+
+
+def test_an_index_with_another_cap_is_built_at_start(nodes, monkeypatch):
+    monkeypatch.chdir(nodes[0])
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    dataset = IndexedDataset("data")
+    directory = cached_index_directory(dataset, "cache")
+    for cap, is_missing in ((None, False), (3, True)):
+        words = [*TRAINED, *EOD, "--data-cache-path", "cache"]
+        options = run_options("pretrain_gpt", [*words, *(["--max-documents-per-sequence", str(cap)] if cap else [])])
+        build(dataset, IndexKey(64, 0, 8), directory)
+        assert is_built_at_start(options, dataset, "train") is is_missing
+        if is_missing:
+            build(dataset, IndexKey(64, 0, 8, cap), directory)
+            assert not is_built_at_start(options, dataset, "train")
+
+
+def test_another_program_that_connects_is_no_node():
+    """Only a node's greeting counts, and what it says is not read without."""
+    findings = {"node": "a", "rank": 0, "facts": {}, "problems": []}
+    options = argparse.Namespace(nodes=2, timeout=5.0, master_port=free_port(), master_addr="127.0.0.1")
+    listener = socket.create_server(("127.0.0.1", options.master_port))
+    connections = []
+    for greeting in ("something else", GREETING):
+        connection = socket.create_connection(("127.0.0.1", options.master_port))
+        node = {"greeting": greeting, "node": greeting, "rank": 1, "facts": {}, "problems": []}
+        connection.sendall(json.dumps(node).encode() + b"\n")
+        connections.append(connection)
+    accepted, nodes = collect(listener, findings, options)
+    assert [node["node"] for node in nodes] == ["a", GREETING]
+    for connection in (listener, *connections, *accepted):
+        connection.close()

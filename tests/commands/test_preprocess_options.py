@@ -7,7 +7,9 @@ from helpers.datasets import DATA, write
 
 pytest.importorskip("tokenizers")
 
+from megatron_bfp import OptionError
 from megatron_bfp.commands import preprocess as command
+from megatron_bfp.commands import preprocess_options
 
 FAULT = ["--tokenizer-model", str(DATA / "bos_tokenizer.json")]
 
@@ -82,3 +84,14 @@ def test_options_of_megatron_s_form_beside_a_tiktoken_file(warnings, tiktoken_fi
     (line,) = warnings(*INDEX, *common, "--vocab-size", "300")
     assert "--vocab-size have no effect" in line and "is not of Megatron's form" in line
     assert warnings(*INDEX, *common, "--tiktoken-special-tokens", "<a>") == []
+
+
+@pytest.mark.parametrize("index, count, is_a_part", [(0, 1, True), (2, 3, True), (3, 3, False), (-1, 3, False)])
+def test_parts_are_counted_from_0(index, count, is_a_part, tmp_path):
+    words = ["--input", "a.jsonl", "--output-prefix", str(tmp_path / "out"), *FAULT]
+    words += [f"--shard-index={index}", f"--shard-count={count}"]
+    if is_a_part:
+        assert preprocess_options.parse(words).shard_index == index
+    else:
+        with pytest.raises(OptionError, match=f"--shard-index {index}: is not from 0 to {count - 1}"):
+            preprocess_options.parse(words)

@@ -179,3 +179,15 @@ def test_every_verb_has_a_module_with_the_same_parts():
         module = main.module_of(verb)
         assert module.DESCRIPTION and (module.EPILOG is None or module.EPILOG.startswith("keys of --json"))
         assert callable(module.add_arguments) and callable(module.execute)
+
+
+def test_index_reads_the_idx_alone_and_replaces_a_damaged_index_if_asked(monkeypatch, capsys, tmp_path):
+    dataset = write(tmp_path / "data", documents_of([5, 3, 8]))
+    os.remove(f"{dataset.prefix}.bin")
+    words = ("megatron-bfp index", dataset.prefix, "--seq-length", 8)
+    assert call(monkeypatch, *words) == 0
+    path = tmp_path / "data.bfp" / "s8-d0-3" / "runs.npy"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    assert call(monkeypatch, *words) == 2 and "--overwrite" in capsys.readouterr().err
+    assert call(monkeypatch, *words, "--overwrite") == 0 and path.read_bytes() == whole

@@ -85,3 +85,18 @@ def test_ids_above_a_dtype_s_range_do_not_matter(write_dataset):
     dataset = write_dataset([[1, 65_535]])
     assert verify_tokens(dataset, 100_000, 65_535) == 1
     assert verify_tokens(IndexedDataset(dataset.prefix), 65_536) == 0
+
+
+def test_documents_must_begin_with_the_tokenizer_s_bos(verify, tmp_path):
+    tokenizers = pytest.importorskip("tokenizers")
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<unk>": 0, "a": 1}, unk_token="<unk>"))
+    tokenizer.add_special_tokens(["<bos>", "<eod>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    options = ("--tokens", "--tokenizer-model", str(tmp_path / "tokenizer.json"))
+    options += ("--eod-token", "<eod>", "--bos-token", "<bos>")
+    verify([[2, 1, 3], [2, 3]], *options, "--append-bos")
+    verify([[2, 1, 3], [1, 3]], *options)
+    for option in (("--append-bos",), ()):
+        documents = [[2, 1, 3], [1, 3]] if option else [[2, 1, 3], [1, 1]]
+        with pytest.raises(BFPError, match="document 1 does not begin with BOS" if option else "does not end in EOD"):
+            verify(documents, *options, *option)

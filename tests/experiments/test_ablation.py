@@ -11,6 +11,7 @@ from helpers.datasets import ROOT
 
 pytest.importorskip("tokenizers")
 
+from experiments.ablation import Sampling, prompts_and_continuations
 from experiments.ablation_data import CorpusSize, choose
 from experiments.ablation_report import METHODS, Result, report
 from experiments.intervals import Interval, checked_seeds, over_items, over_seeds, verdict
@@ -161,3 +162,21 @@ def test_the_ablation_trains_measures_and_goes_on(tmp_path):
     again = run(*options)
     assert again.returncode == 0 and (tmp_path / "ablation.md").read_text() == text
     assert again.stderr.count("trained in") == 1 and again.stderr.count("measuring") == 1
+
+
+def test_a_name_with_which_a_completion_begins_is_of_the_completion():
+    pytest.importorskip("pyflakes")
+    from experiments.undefined_names import check_completion
+
+    assert check_completion("a = 1\nb = ", "later\n") == (True, ("later",))
+    assert check_completion("a = 1\nb = later", " + 1\n") == (True, ())
+    assert check_completion("a = 1\n", "later\n") == (True, ("later",))
+
+
+def test_documents_of_just_a_prompt_and_its_continuation_are_used(write_dataset):
+    valid = write_dataset([[1, 2, 3, 4], [1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 11]]).prefix
+    sampling = Sampling(prompts=5, completions=1, prompt_tokens=3, completion_tokens=2)
+    prompts, continuations = prompts_and_continuations(valid, sampling)
+    assert prompts.tolist() == [[1, 2, 3], [6, 7, 8]] and continuations.tolist() == [[4, 5], [9, 10]]
+    with pytest.raises(BFPError, match="no document has the 7 tokens"):
+        prompts_and_continuations(valid, sampling._replace(completion_tokens=4))

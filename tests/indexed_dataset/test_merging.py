@@ -133,6 +133,18 @@ def test_more_than_two_to_the_32_tokens_in_little_memory_and_little_disk(tmp_pat
     assert os.stat(merged + ".bin").st_blocks < 1000
 
 
+@pytest.mark.parametrize("size", [1, 4096, 1 << 17])
+def test_a_bin_that_ends_in_a_hole_keeps_its_size(tmp_path, size):
+    """The last part's hole is behind all that is copied."""
+    write(tmp_path / "a", [[1, 2, 3]])
+    write(tmp_path / "b", [[0] * size])
+    for length in (0, 2 * size):
+        os.truncate(tmp_path / "b.bin", length)
+    merged = merge(str(tmp_path / "merged"), [str(tmp_path / "a"), str(tmp_path / "b")])
+    assert (tmp_path / "merged.bin").read_bytes() == np.array([1, 2, 3] + [0] * size, np.uint16).tobytes()
+    assert merged.num_tokens == size + 3
+
+
 def test_more_parts_than_a_process_may_have_files_open(tmp_path):
     part = str(tmp_path / "part")
     write(part, [[1] * 10_000, [2, 3]])

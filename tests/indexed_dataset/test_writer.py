@@ -16,7 +16,7 @@ from helpers.nested import NESTED, write_nested
 from hypothesis import given, settings
 
 from megatron_bfp import IndexedDatasetError, InputError
-from megatron_bfp.indexed_dataset.format import optimal_dtype
+from megatron_bfp.indexed_dataset.format import TOKEN_DTYPES, optimal_dtype
 from megatron_bfp.indexed_dataset.reader import IndexedDataset
 from megatron_bfp.indexed_dataset.writer import IdxWriter, IndexedDatasetWriter
 
@@ -57,6 +57,13 @@ def test_blocks_of_documents_and_single_documents_write_the_same(tmp_path):
 )
 def test_the_dtype_is_the_one_megatron_chooses(vocab_size, dtype):
     assert optimal_dtype(vocab_size) is dtype
+
+
+def test_codes_of_dtypes_are_those_of_megatron_core():
+    theirs = pytest.importorskip("megatron.core.datasets.indexed_dataset").DType
+    assert {np.dtype(dtype): code for code, dtype in TOKEN_DTYPES.items()} == {
+        np.dtype(theirs.dtype_from_code(code)): code for code in (1, 2, 3, 4, 5, 8)
+    }
 
 
 @pytest.mark.case(6)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from megatron_bfp import pack
 from megatron_bfp.commands import report as report_command
 from megatron_bfp.errors import BFPError
-from megatron_bfp.inspection import report
+from megatron_bfp.inspection import report, report_pages
 from megatron_bfp.packing import bounds
 from megatron_bfp.packing import census as counting
 from megatron_bfp.packing.census import take_census
@@ -132,6 +132,11 @@ def test_the_lower_bound_sees_that_halves_do_not_fill_up():
     assert bounds.lower_bound(take_census(np.array([7] * 50 + [4] * 50, dtype=np.int32), 10), 10) == 70
 
 
+def test_the_lower_bound_under_a_cap_is_rounded_up():
+    census = take_census(np.array([1, 1, 1, 10], dtype=np.int32), 10)
+    assert [bounds.lower_bound(census, 10, cap) for cap in (None, 3, 2, 1)] == [2, 2, 3, 4]
+
+
 def test_a_corpus_without_tokens_has_a_report():
     for lengths in ([], [0, 0]):
         empty = report.make_report(np.array(lengths, dtype=np.int32), 8, [None, 2])
@@ -190,3 +195,16 @@ def test_a_table_aligns_numbers_to_the_right():
     markdown = format_table(["name", "tokens", "%"], rows, markdown=True).splitlines()
     assert len(set(map(len, markdown))) == 1
     assert markdown[1] == "| ------ | --------: | --: |"
+
+
+def test_a_document_as_long_as_a_sequence_fits_into_it():
+    lengths = np.array([3, 8, 9, 2], dtype=np.int32)  # of 8: tokens 3 to 10, cut at 8
+    figures = report.make_report(lengths, 8)
+    assert report_pages.cut_needlessly(figures) == (1, 0)
+    assert (figures.long_documents, figures.long_tokens) == (1, 9)
+
+
+@pytest.mark.parametrize("seed, error", [(-1, "--seed -1"), (1 << 32, "--seed 4294967296"), ((1 << 32) - 1, "no such")])
+def test_a_seed_is_what_numpy_takes(seed, error):
+    with pytest.raises(BFPError, match=error):
+        report_command.main(["gone", "--seq-length", "8", "--seed", str(seed)])

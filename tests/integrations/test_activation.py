@@ -12,7 +12,8 @@ import pytest
 from helpers.datasets import ROOT
 
 from megatron_bfp import IndexedDatasetError
-from megatron_bfp.integrations import refusals, startup_file
+from megatron_bfp.integrations import activation, refusals, startup_file
+from megatron_bfp.integrations.data_impl import data_impls
 
 TRAINER = {
     "megatron/__init__.py": "",
@@ -100,6 +101,18 @@ def test_fault_B15_without_the_flag_a_line_says_that_nothing_is_changed(trainer)
     assert call(*module, folder=trainer) == (0, f"__main__ False None None\n{line}")
     assert call(*module, folder=trainer, RANK="1") == (0, "__main__ False None None")
     assert call(*module, "--data-impl=mmap", folder=trainer) == (0, "__main__ False None None")
+
+
+@pytest.mark.parametrize("words", [["--data-i", "bfp"], ["--data-im=bfp"], ["--data-impl=mmap"]])
+def test_the_startup_file_knows_every_form_of_the_option(words, monkeypatch):
+    """All that argparse takes for it, as ``data_impls`` does."""
+    calls = []
+    monkeypatch.setattr(activation, "install", lambda: calls.append(1))
+    for argv, is_given in ((["x.py", *words], True), (["x.py", "--data-path", "p"], False), (["x.py"], False)):
+        monkeypatch.setattr(sys, "argv", argv)
+        calls.clear()
+        exec(startup_file.LINE, {})
+        assert bool(data_impls(argv)) is bool(calls) is is_given
 
 
 REFUSED = "error: --dataloader-type cyclic cannot be used with --data-impl bfp: the order of samples"

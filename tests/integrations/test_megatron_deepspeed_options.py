@@ -172,3 +172,20 @@ def test_megatron_lms_module_of_the_same_name_is_left_alone():
     package = module_with("megatron.core.tensor_parallel", broadcast_data=broadcast_data, data=data)
     HOOKS["megatron.core.tensor_parallel"](package)
     assert package.broadcast_data is broadcast_data
+
+
+def test_masks_and_the_rotary_table_are_changed_together():
+    def masks(data, eod_token, reset_position_ids, reset_attention_mask, eod_mask_loss, skip_mask=False):
+        pass
+
+    def rotary(seq_length):
+        pass
+
+    changed = module_with("megatron.utils", get_ltor_masks_and_position_ids=masks, update_rotary_pos_emb=rotary)
+    HOOKS["megatron.utils"](changed)
+    assert changed.get_ltor_masks_and_position_ids is not masks and changed.update_rotary_pos_emb is not rotary
+    for missing in ("get_ltor_masks_and_position_ids", "update_rotary_pos_emb"):
+        functions = {"get_ltor_masks_and_position_ids": masks, "update_rotary_pos_emb": rotary}
+        del functions[missing]
+        with pytest.raises(IntegrationError, match=f"this Megatron has no megatron.utils.{missing}"):
+            HOOKS["megatron.utils"](module_with("megatron.utils", **functions))

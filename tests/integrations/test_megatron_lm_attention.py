@@ -21,7 +21,7 @@ from trainer.model import build_model
 
 from megatron_bfp import IntegrationError, OptionError
 from megatron_bfp.integrations.megatron_lm.changes import HOOKS
-from megatron_bfp.integrations.megatron_lm.first_step import watch_first_step
+from megatron_bfp.integrations.megatron_lm.first_step import watch, watch_first_step
 from megatron_bfp.megatron_core.attention import DocumentAttention, with_document_attention
 
 LENGTH = 16
@@ -233,3 +233,23 @@ def test_fault_A04_an_unknown_layer_is_refused_before_the_first_forward(model, m
 def test_scripts_without_megatron_lms_options_are_left_alone(model, capsys):
     assert train_once(model, functools.partial(forward_step), args=None) == 1
     assert "best-fit packing" not in capsys.readouterr().out
+
+
+def test_an_evaluation_before_the_first_backward_pass_is_not_the_first_step(model, capsys):
+    """A schedule that runs forward only says nothing; the check waits for the pass that trains."""
+
+    def one_pass(*, forward_step_func, data_iterator, model, forward_only):
+        loss = forward_step_func(data_iterator, model[0])
+        if not forward_only:
+            loss.backward()
+
+    watched = watch(one_pass, [model], argparse.Namespace(seq_length=LENGTH))
+
+    def run(forward_only):
+        batches = iter([{"cu_seqlens": CU_SEQLENS}])
+        keywords = {"data_iterator": batches, "model": [model], "forward_only": forward_only}
+        with torch.set_grad_enabled(not forward_only):
+            watched(forward_step_func=forward_step, **keywords)
+        return capsys.readouterr().out.count("attention inside documents, as the first step showed")
+
+    assert [run(True), run(True), run(False), run(False)] == [0, 0, 1, 0]

@@ -319,3 +319,11 @@ def test_fault_D03_a_table_has_no_sequence_behind_the_last():
 
 def test_the_oracle_chunks_as_the_paper_does():
     assert chunk_lengths([0, 5, 16, 17], 8) == [5, 8, 8, 8, 8, 1]
+
+
+@pytest.mark.parametrize("value", [True, False, 0, -1, 2.0, "2", 1 << 31])
+def test_what_is_no_count_is_no_cap(value):
+    """A flag that was meant for another option is not the number 1."""
+    assert len(megatron_bfp.pack([1, 1, 1], 8, 1)) == 3
+    with pytest.raises(megatron_bfp.OptionError, match="max_documents_per_sequence must be an integer from 1"):
+        megatron_bfp.pack([1, 1, 1], 8, value)

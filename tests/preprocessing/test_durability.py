@@ -13,6 +13,7 @@ from helpers.tokenizer_fixtures import EOD
 
 from megatron_bfp.commands import preprocess as command
 from megatron_bfp.preprocessing import plan
+from megatron_bfp.preprocessing.job_folder import JobFolder
 
 
 @pytest.fixture
@@ -67,3 +68,21 @@ def test_a_finished_task_is_on_disk_with_its_record(run, tmp_path):
         forced = [path for kind, path in disk.events[:named] if kind == "force" and f"{number:06d}." in path]
         assert any(path.endswith(ending) for path in forced)
         assert sum("/record." in path for path in forced) == 1
+
+
+def test_what_is_cut_off_growing_datasets_is_on_disk_before_the_plan_needs_it_no_more(tmp_path):
+    (tmp_path / "out.shards").mkdir()
+    for name in ("joined-0.bin", "joined-0.lengths"):
+        (tmp_path / "out.shards" / name).write_bytes(bytes(8))
+    with JobFolder(str(tmp_path / "out.shards"), {"inputs": []}, overwrite=False) as folder:
+        for name in ("joined-0.bin", "joined-0.lengths"):
+            (tmp_path / "out.shards" / name).write_bytes(bytes(8))
+        with watched_disk() as disk:
+            folder.set_plan([], {"joined-0.bin": 4, "joined-0.lengths": 9})
+        assert [(tmp_path / "out.shards" / name).stat().st_size for name in ("joined-0.bin", "joined-0.lengths")] == [
+            4,
+            8,
+        ]
+        events = [(kind, os.path.basename(path)) for kind, path in disk.events]
+        last_plan = max(index for index, event in enumerate(events) if event == ("name", "run"))
+        assert {("force", "joined-0.bin"), ("force", "joined-0.lengths")} <= set(events[:last_plan])

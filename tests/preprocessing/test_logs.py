@@ -7,6 +7,7 @@ import pytest
 from helpers.tokenizer_fixtures import LIBRARIES
 
 from megatron_bfp.commands import preprocess as command
+from megatron_bfp.preprocessing.progress import Amount, Meter
 
 SECRET = "zanzibar"
 TEXT = f"{SECRET} and {SECRET} again, {SECRET}.<|endoftext|> "
@@ -58,3 +59,14 @@ def test_no_text_is_in_an_error(run, bad):
     status, said = run(['{"text": "a"}', bad], "HuggingFaceTokenizer")
     assert status == 2 and "in.jsonl:2 (byte 14): " in said
     assert SECRET not in said.lower()
+
+
+def test_what_was_done_before_counts_as_done_and_not_as_fast():
+    meter = Meter(100)
+    meter.skip(50)
+    meter.add(Amount(documents=2, text_bytes=10, tokens=3, input_bytes=25))
+    assert meter.line().startswith("75 %, 2 documents, ")
+    meter._start -= 10  # 25 bytes in 10 seconds, and 25 are left
+    assert meter.line().endswith(" after 10 s, 10 s left")
+    meter.add(Amount(input_bytes=1000))  # an estimate that was too low
+    assert meter.line().startswith("100 %, ")

@@ -186,3 +186,35 @@ def test_tasks_are_kept_where_their_pieces_still_follow_one_another(tmp_path, mo
     assert [task.number for task in tasks] == [0, 3, 2]
     assert [piece.path for piece in tasks[1].pieces] == [b, x, c]
     assert plan_again([d, b, c, a], before, before, {a, b, c, d}) == [before[2], before[1], before[0]]
+
+
+@pytest.mark.parametrize("content", [b"ab\n\ncde\nf", b"\n\n\n", b"abc", b"a\nb\n"])
+def test_a_line_belongs_to_the_range_in_which_it_begins(content):
+    """At every cut, also one exactly between two lines."""
+    for cut in range(1, len(content)):
+        parts = [b"".join(line_chunks(io.BytesIO(content), *ends)[1]) for ends in ((0, cut), (cut, len(content)))]
+        assert b"".join(parts) == content
+        lines = content.splitlines(keepends=True)
+        begins = [sum(map(len, lines[:number])) for number in range(len(lines))]
+        assert parts[0] == b"".join(line for line, begin in zip(lines, begins) if begin < cut)
+
+
+def test_a_task_belongs_to_the_part_in_which_its_middle_is():
+    for sizes, expected in (([3, 1], [[0], [1]]), ([1, 3], [[0], [1]]), ([1, 1, 1, 1], [[0, 1], [2, 3]])):
+        tasks = [Task(number, (Piece("file", size),)) for number, size in enumerate(sizes)]
+        assert [[task.number for task in part_of(tasks, index, 2)] for index in range(2)] == expected
+
+
+def test_pieces_of_row_groups_become_smaller_towards_the_end(monkeypatch):
+    monkeypatch.setattr(plan, "task_bytes", lambda left: max(10, left // 2))
+    pieces = list(plan._row_group_pieces("file", 100, [7] * 10, left=100))
+    assert [(piece.begin, piece.end) for piece in pieces] == [(0, 5), (5, 7), (7, 8), (8, 9), (9, 10)]
+    assert [piece.num_bytes for piece in pieces] == [50, 20, 10, 10, 10]
+
+
+def test_a_finished_task_is_kept_if_all_of_its_files_are_unchanged():
+    tasks = [
+        Task(number, tuple(Piece(path, 1) for path in paths)) for number, paths in enumerate(("a", "ab", "b", "c"))
+    ]
+    kept = [task.number for task in kept_tasks(tasks, {"a", "c"}, {0, 1, 2})]
+    assert kept == [0]

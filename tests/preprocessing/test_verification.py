@@ -8,6 +8,7 @@ import pytest
 from megatron_bfp import IndexedDatasetError
 from megatron_bfp.indexed_dataset import verify as token_verification
 from megatron_bfp.preprocessing.write import verify_documents
+from megatron_bfp.tokenizers.special_tokens import DocumentTemplate
 
 EOD = 9
 
@@ -52,3 +53,14 @@ def test_what_was_changed_on_disk_is_found(write_dataset):
     os.truncate(f"{dataset.prefix}.bin", 4)
     with pytest.raises(IndexedDatasetError):
         verify_documents(dataset.prefix, 10, EOD)
+
+
+def test_every_document_is_long_enough_to_begin_with_bos(write_dataset, blocks):
+    """Also one that consists of the first of two tokens, twice the same: its last token is what the second must be."""
+    before = DocumentTemplate(before=(1, 1))
+    right = write_dataset([[1, 1, 5], [], [1, 1]], "right")
+    assert verify_documents(right.prefix, 10, template=before).num_documents == 3
+    for number, documents in enumerate(([[1, 1, 5], [1]], [[1, 1], [1], [1, 1]], [[1, 1], [1, 2]])):
+        wrong = write_dataset(documents, f"wrong{number}")
+        with pytest.raises(IndexedDatasetError, match=r"document 1 does not begin with BOS \(1, 1\)"):
+            verify_documents(wrong.prefix, 10, template=before)

@@ -11,13 +11,15 @@ from helpers.datasets import documents_of, write
 from helpers.indexes import LENGTHS, content_of, write_metadata
 
 from megatron_bfp import IndexedDatasetError, SequenceIndexError, pack
+from megatron_bfp.indexed_dataset import reader as dataset_reader
+from megatron_bfp.indexed_dataset.format import HEADER_BYTES
 from megatron_bfp.indexed_dataset.reader import IndexedDataset
 from megatron_bfp.sequence_index import verify as index_verification
 from megatron_bfp.sequence_index.builder import build, open_or_build
 from megatron_bfp.sequence_index.fingerprints import ends_sha256, sampled_fingerprint
 from megatron_bfp.sequence_index.key import IndexKey, index_directory
 from megatron_bfp.sequence_index.reader import SequenceIndex
-from megatron_bfp.sequence_index.verify import verify
+from megatron_bfp.sequence_index.verify import verify, verify_all
 
 
 def damage(path, content, offset=None, size=None):
@@ -134,6 +136,57 @@ def forge(folder, key, **arrays):
     metadata["max_documents_per_sequence"] = key.max_documents_per_sequence
     write_metadata(folder, metadata)
     return folder.rename(folder.with_name(key.name))
+
+
+def test_runs_that_contradict_each_other_are_refused_at_open(write_dataset, tmp_path):
+    """With every checksum right: a run without sequences, one without chunks, and runs that are not in order."""
+    dataset = write_dataset(documents_of([5, 3, 4, 4, 2, 2, 2, 2]))
+    key = IndexKey(8, 0, 8)
+    index = build(dataset, key, index_directory(dataset.prefix))
+    runs, folder = np.array(index.table.runs), tmp_path / "data.bfp" / key.name
+    assert runs.tolist() == [[0, 0, 2], [2, 4, 4]]
+    for rows in (
+        [[0, 0, 2], [2, 4, 7], [2, 4, 4]],
+        [[0, 0, 2], [2, 4, 4], [3, 8, 1]],
+        [[0, 0, 0], [0, 0, 2], [2, 4, 4]],
+        [[0, 0, 2], [1, 4, 4]],
+        [[2, 4, 4], [0, 0, 2]],
+        [[1, 0, 2], [2, 2, 6]],
+        [[0, 1, 2], [2, 5, 3]],
+    ):
+        forge(folder, key, runs=np.array(rows, dtype=np.int64))
+        with pytest.raises(SequenceIndexError, match="contradict index.json"):
+            SequenceIndex(index.path, dataset)
+    forge(folder, key, runs=runs)
+    assert len(SequenceIndex(index.path, dataset)) == 3
+
+
+def test_counts_that_contradict_the_index_are_refused_at_open(dataset, index, tmp_path):
+    """With the right checksum: the number of documents is also in the name, the padding follows from the others."""
+    folder = tmp_path / "data.bfp" / index.key.name
+    right = json.loads((folder / "index.json").read_bytes())
+    for name, change in (("documents", 1), ("documents", -1), ("padding", 1), ("tokens", 1), ("sequences", 1)):
+        write_metadata(folder, right | {"counts": right["counts"] | {name: right["counts"][name] + change}})
+        with pytest.raises(SequenceIndexError, match="contradict index.json"):
+            SequenceIndex(index.path, dataset)
+    write_metadata(folder, right)
+    assert SequenceIndex(index.path, dataset).counts == right["counts"]
+
+
+def test_verify_checks_pointers_of_documents_that_are_in_no_index(write_dataset, tmp_path, monkeypatch):
+    """They are far from the ends of the .idx, which opening checks, and the index is of the .idx that is there."""
+    monkeypatch.setattr(dataset_reader, "CHECKED_AT_OPEN", 1)
+    dataset = write_dataset(documents_of([3] * 8))
+    pointer_of_document_6 = HEADER_BYTES + 8 * 4 + 6 * 8
+    content = bytearray((tmp_path / "data.idx").read_bytes())
+    content[pointer_of_document_6] += 2
+    build(dataset, IndexKey(8, 0, 4), index_directory(dataset.prefix))
+    assert len(verify_all(dataset.prefix)) == 1
+    shutil.rmtree(tmp_path / "data.bfp")
+    (tmp_path / "data.idx").write_bytes(content)
+    build(IndexedDataset(dataset.prefix), IndexKey(8, 0, 4), index_directory(dataset.prefix))
+    with pytest.raises(IndexedDatasetError, match="length or pointer of sequence 5"):
+        verify_all(dataset.prefix)
 
 
 @pytest.mark.parametrize("block", [1, 2, 1 << 17])

@@ -287,3 +287,10 @@ def test_models_without_a_fast_tokenizer(model, tmp_path):
 def test_probes_have_what_tokenizers_differ_in():
     assert {"", "\0", "\u2028", "\ufeff"} <= set(PROBES)
     assert len(set(PROBES)) > 1000 and fast_tokenizer.probes is probes
+
+
+def test_the_pieces_of_a_small_vocabulary_are_all_among_the_probes(tokenizer_file):
+    reference = load_tokenizer("HuggingFaceTokenizer", tokenizer_file, EOD)
+    texts = set(probes(reference))
+    pieces = [reference.decode([number]) for number in range(reference.vocab_size)]
+    assert len(pieces) == 600 and texts.issuperset(pieces) and "".join(pieces) in texts

@@ -121,3 +121,11 @@ def test_what_a_model_does_to_a_text_is_read_from_its_file(normalizer, changes):
     model = b"\x0a\x03\x0a\x01a"
     assert _changes_texts(model + bytes([3 << 3 | 2, len(normalizer)]) + normalizer) == changes
     assert _changes_texts(model)
+
+
+def test_the_model_s_own_tokens_may_have_the_id_0(train_sentencepiece):
+    tokenizer = SentencePieceTokenizer(train_sentencepiece(eos_id=0, unk_id=1, bos_id=2, pad_id=-1))
+    assert (tokenizer.eod, tokenizer.bos) == (0, 2)
+    tokenizer = SentencePieceTokenizer(train_sentencepiece(bos_id=0, unk_id=1, eos_id=2, pad_id=-1))
+    assert (tokenizer.eod, tokenizer.bos) == (2, 0)
+    assert SentencePieceTokenizer(train_sentencepiece(bos_id=-1)).bos is None

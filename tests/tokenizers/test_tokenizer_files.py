@@ -95,3 +95,10 @@ def test_a_vocabulary_alone_is_no_tokenizer(tmp_path):
     (tmp_path / "vocab.json").write_text(json.dumps({"a": 0, "b": 1}))
     with pytest.raises(OptionError, match="vocab.json: not a Hugging Face tokenizer: "):
         load_tokenizer("HuggingFaceTokenizer", str(tmp_path / "vocab.json"))
+
+
+@pytest.mark.parametrize("name", ["vocab.json", "merges.txt"])
+def test_one_of_two_files_makes_no_tokenizer(tmp_path, name):
+    (tmp_path / name).write_text("")
+    with pytest.raises(OptionError, match="the folder holds no tokenizer.json$"):
+        load_tokenizer("HuggingFaceTokenizer", str(tmp_path))

@@ -107,3 +107,16 @@ def test_deepspeed_s_json_is_completed_by_the_options(tmp_path):
 def test_a_json_that_contradicts_the_options_is_refused(tmp_path, config, text, named):
     with pytest.raises(BFPError, match=named):
         settings_of(tmp_path, config, text)
+
+
+@pytest.mark.parametrize("rotary_base", [10000, 500])
+def test_the_model_s_rotation_and_norms_are_those_of_the_options(rotary_base):
+    initialize_megatron()
+    options = model_options(seq_length=LENGTH, rotary_base=rotary_base, norm_epsilon=rotary_base * 1e-7)
+    model = build_model(options, 64)
+    halves = torch.arange(0, 16, 2, dtype=torch.float32) / 16  # of heads of 16
+    expected = torch.arange(LENGTH)[:, None] / rotary_base**halves
+    angles = model.rotary_pos_emb(LENGTH)[:, 0, 0].cpu()
+    assert torch.allclose(angles, torch.cat([expected, expected], dim=-1), rtol=1e-5)
+    norms = [module.eps for module in model.modules() if "RMSNorm" in type(module).__name__]
+    assert norms == [rotary_base * 1e-7] * 5

@@ -103,3 +103,15 @@ def test_a_reader_of_the_log_that_is_gone_stops_nothing():
     )
     os.close(writer)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("here, there, expected", [(0, 15, 15), (15, 0, 15), (10, 15, 15), (0, 0, 0)])
+def test_a_signal_that_any_rank_has_noted_stops_all(one_rank, monkeypatch, here, there, expected):
+    def all_reduce(noted, op):
+        combined = {distributed.ReduceOp.MAX: torch.maximum, distributed.ReduceOp.MIN: torch.minimum}[op]
+        noted.copy_(combined(noted, torch.tensor([there, int(there > 0)])))
+
+    request = StopRequest(torch.device("cpu"), minutes=5)
+    request._signal = here
+    monkeypatch.setattr(distributed, "all_reduce", all_reduce)
+    assert request.agreed() == (expected, there > 0)

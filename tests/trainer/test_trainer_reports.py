@@ -2,6 +2,7 @@
 
 import json
 import re
+from types import SimpleNamespace
 
 import pytest
 
@@ -65,3 +66,14 @@ def test_fault_C11_the_time_that_is_left_is_that_of_recent_steps(monkeypatch):
             speed = meter.read(iteration)
             assert (speed["seconds_per_step"], speed["seconds_left"]) == (seconds_per_step, seconds_left)
     assert reports.duration(93_784.4) == "1 day, 2:03:04"
+
+
+def test_speed_is_that_of_one_device(monkeypatch):
+    """All devices together have done the step's tokens."""
+    monkeypatch.setattr(reports.distributed, "get_world_size", lambda: 4)
+    meter = reports.Meter(SimpleNamespace(train_iters=10, num_layers=1, hidden_size=8), weights=0)
+    meter.add(reports.Work(tokens=800, squares=0))
+    meter.start -= 2.0
+    speed = meter.read(1)
+    assert speed["tokens_per_second_per_device"] == pytest.approx(100, rel=0.05)
+    assert speed["seconds_per_step"] == pytest.approx(2, rel=0.05)

@@ -2,6 +2,7 @@
 
 import errno
 import gzip
+import io
 import os
 import sys
 import threading
@@ -10,7 +11,7 @@ import pytest
 
 from megatron_bfp import InputError, OptionError
 from megatron_bfp.preprocessing.readers.input_files import input_files
-from megatron_bfp.preprocessing.readers.inputs import Piece, read_batches, stream_batches
+from megatron_bfp.preprocessing.readers.inputs import Piece, read_batches, start_of, stream_batches
 
 
 @pytest.fixture
@@ -326,3 +327,14 @@ def test_a_missing_file_and_a_folder_are_input_errors(tmp_path):
     for path, reason in ((tmp_path / "none.jsonl", "No such file"), (tmp_path, "Is a directory")):
         with pytest.raises(InputError, match=f"cannot be read: {reason}"):
             list(read_batches(Piece(str(path), 0), ["text"]))
+
+
+def test_the_start_of_a_file_is_read_whole_also_in_small_chunks():
+    """As a pipe gives them."""
+
+    class Small(io.BytesIO):
+        def read(self, size=-1):
+            return super().read(min(size, 3))
+
+    for size, expected in ((8, b"01234567"), (10, b"0123456789"), (20, b"0123456789")):
+        assert start_of(Small(b"0123456789"), size) == expected

@@ -171,3 +171,12 @@ def test_memory_does_not_grow_with_the_file():
     finally:
         tracemalloc.stop()
     assert peak < 24 << 20
+
+
+def test_rows_are_counted_from_the_first_of_the_file_whatever_groups_are_read():
+    content = written({"text": [f"{number}" for number in range(7)]}, row_group_size=2)
+    for first, end, expected in ((0, None, range(7)), (1, 3, range(2, 6)), (3, None, [6]), (2, 2, [])):
+        batches = list(row_batches(io.BytesIO(content), "file", ("text",), first, end))
+        records = [record for batch, _ in batches for record in batch.records(("text",))]
+        assert [(record.location.row - 1, record.texts[0]) for record in records] == [(n, f"{n}") for n in expected]
+        assert [share for _, share in batches][-1:] == [1.0] * bool(records)
