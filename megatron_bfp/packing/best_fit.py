@@ -92,7 +92,10 @@ class OpenRuns:
         run = same_key.pop()
         if not same_key:
             del self._open[key], self._keys[index]
-        return run, key if self._cap is None else -(-key // self._cap)
+        return run, self._space_of(key)
+
+    def _space_of(self, key: int) -> int:
+        return key if self._cap is None else -(-key // self._cap)
 
     def _open_sequences(self, length: int, num_chunks: int) -> tuple[Run, int, int]:
         space = self._seq_length
