@@ -173,4 +173,9 @@ def _fill(run: Run, num_filled: int, per_sequence: int, start: int) -> tuple[Run
 
 def count_sequences(census: Census, runs: list[Run]) -> int:
     """Number of sequences of a corpus: its full chunks and those of the runs."""
-    return census.num_full_chunks + (runs[-1].first_sequence + runs[-1].num_sequences if runs else 0)
+    return census.num_full_chunks + count_remainder_sequences(runs)
+
+
+def count_remainder_sequences(runs: list[Run]) -> int:
+    """Number of sequences of a plan."""
+    return runs[-1].first_sequence + runs[-1].num_sequences if runs else 0

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .best_fit import Run, plan_runs
+from .best_fit import Run, count_remainder_sequences, plan_runs
 from .bounds import lower_bound_of_remainders
 from .dealing import Dealing, SortedChunks
 from .gaps import Gaps, TooManySequences, fill_gaps, with_moves_of
@@ -33,16 +33,14 @@ class Rule(NamedTuple):
     """A gap is filled, or left with room for so many tenths of the later chunks; 0 for plain best fit."""
 
 
-RULES = (
-    Rule(30, 0),
-    Rule(25, 0),
-    Rule(25, 6),
-    Rule(30, 5),
-    Rule(35, 4),
-    Rule(20, 0),
-    Rule(40, 4),
-    Rule(50, 0),
-)
+RULES = (Rule(30, 0), Rule(25, 0), Rule(30, 5), Rule(35, 5), Rule(25, 6), Rule(40, 7), Rule(50, 0))
+"""In the order in which they are tried: the first two are even enough for most corpora, the others help if sequences
+hold few documents."""
+
+EVEN_ENOUGH, MANY, EVEN_ENOUGH_IF_FEW = 29, 8, 65
+"""A plan is even enough if four times its unevenness is at most 29 times the mean number of chunks: 99 of 100 sequences
+hold at most 1.45 times the mean, and no sequence more than 2.4 times. If the mean is below 8, an unevenness of 65 is
+even enough: 13 chunks in 99 of 100 sequences, and at most 21."""
 
 
 class Plan(NamedTuple):
@@ -55,7 +53,7 @@ class Plan(NamedTuple):
     @property
     def num_sequences(self) -> int:
         """Number of sequences."""
-        return self.runs[-1].first_sequence + self.runs[-1].num_sequences
+        return count_remainder_sequences(self.runs)
 
 
 def plan_even_runs(remainders: np.ndarray, seq_length: int, max_documents_per_sequence: int | None = None) -> list[Run]:
@@ -78,10 +76,13 @@ def plan_even_runs(remainders: np.ndarray, seq_length: int, max_documents_per_se
     if plan is not None and planner.is_even(plan):
         return with_moves_of(plan.dealing, plan.runs)
     best_fit = plan_runs(remainders, seq_length, max_documents_per_sequence)
-    num_sequences = best_fit[-1].first_sequence + best_fit[-1].num_sequences if best_fit else 0
-    if plan is None and num_sequences > bound:
-        plan = planner.most_even(num_sequences)
-    if plan is None or unevenness(best_fit) <= plan.unevenness:
+    if plan is None:
+        plan = planner.fewest(bound, count_remainder_sequences(best_fit))
+    if (
+        plan is None
+        or plan.num_sequences >= count_remainder_sequences(best_fit)
+        and unevenness(best_fit) <= plan.unevenness
+    ):
         return best_fit
     return with_moves_of(plan.dealing, plan.runs)
 
@@ -107,9 +108,23 @@ class Planner:
                     return plan
         return best
 
+    def fewest(self, bound: int, best_fit: int) -> Plan | None:
+        """The most even plan with the fewest sequences, between a lower bound and best fit's number of them.
+
+        With a limit on documents, best fit needs far more sequences than the bound.
+        """
+        for share in (64, 32, 16, 8, 4, 2, 1):
+            num_sequences = bound + (best_fit - bound) // share
+            plan = self.most_even(num_sequences) if num_sequences > bound else None
+            if plan is not None:
+                return plan
+        return None
+
     def is_even(self, plan: Plan) -> bool:
-        """Whether 99 of 100 sequences hold at most 1.45 times the mean, and the largest 2.4 times, or 8 if it is lower."""
-        return 4 * plan.unevenness * plan.num_sequences <= 29 * max(self._chunks.number, 8 * plan.num_sequences)
+        """Whether a plan is even enough to take it."""
+        if self._chunks.number < MANY * plan.num_sequences:
+            return plan.unevenness <= EVEN_ENOUGH_IF_FEW
+        return 4 * plan.unevenness * plan.num_sequences <= EVEN_ENOUGH * self._chunks.number
 
     def _plans(self, rule: Rule, num_sequences: int) -> Iterator[Plan]:
         """Plans with dealing to more and more sequences, while filling the gaps opens more.
@@ -119,8 +134,10 @@ class Planner:
         most = num_sequences + 1 + num_sequences // TOLERANCE
         for _ in range(2):
             plan = self._plan(rule, num_sequences, most)
-            if plan is None:
+            if plan is None and self._cap is None:
                 return
+            if plan is None:  # tiny documents that reach the limit open many sequences
+                break
             yield plan
             if plan.num_sequences == num_sequences:
                 return

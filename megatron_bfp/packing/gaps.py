@@ -43,10 +43,9 @@ class Gaps(OpenRuns):
 
 
 def room_to_leave(chunks: SortedChunks, first: int, tenths: int) -> dict[int, int]:
-    """For each length of the chunks from number ``first`` on: a length that so many tenths of the later chunks do not
-    exceed, or 0 if that is not shorter.
+    """By length, for the chunks from number ``first`` on: the length of a chunk that ``tenths`` of them come after.
 
-    It changes only when the lengths have come down to it.
+    It stays the same until the lengths have come down to it, and is 0 if it is not shorter.
     """
     lengths, starts, _ = chunks.since(first)
     ranks = chunks.number - tenths * (chunks.number - starts) // 10
