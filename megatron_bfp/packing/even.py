@@ -33,9 +33,9 @@ class Rule(NamedTuple):
     """A gap is filled, or left with room for so many tenths of the later chunks; 0 for plain best fit."""
 
 
-RULES = (Rule(30, 0), Rule(25, 0), Rule(30, 5), Rule(35, 5), Rule(25, 6), Rule(40, 7), Rule(50, 0))
-"""In the order in which they are tried: the first two are even enough for most corpora, the others help if sequences
-hold few documents."""
+RULES = (Rule(30, 0), Rule(25, 0), Rule(25, 7), Rule(35, 7), Rule(35, 5), Rule(30, 5), Rule(50, 0))
+RULES_IF_FEW = (Rule(30, 5), Rule(35, 5), Rule(25, 6), Rule(25, 7), Rule(35, 7), Rule(40, 7), Rule(30, 0), Rule(25, 0))
+"""In the order in which they are tried; the second ones if sequences hold less than 12 chunks on average."""
 
 EVEN_ENOUGH, MANY, EVEN_ENOUGH_IF_FEW = 29, 8, 65
 """A plan is even enough if four times its unevenness is at most 29 times the mean number of chunks: 99 of 100 sequences
@@ -99,13 +99,13 @@ class Planner:
         Args:
             num_sequences: a plan may have 1 and 0.02 % more.
         """
+        few = self._chunks.number < 12 * num_sequences
         best = None
-        for rule in RULES:
-            for plan in self._plans(rule, num_sequences):
-                if best is None or plan.unevenness < best.unevenness:
-                    best = plan
-                if self.is_even(plan):
-                    return plan
+        for plan in self._plans(RULES_IF_FEW if few else RULES, num_sequences):
+            if best is None or plan.unevenness < best.unevenness:
+                best = plan
+            if self.is_even(plan):
+                return plan
         return best
 
     def fewest(self, bound: int, best_fit: int) -> Plan | None:
@@ -126,25 +126,21 @@ class Planner:
             return plan.unevenness <= EVEN_ENOUGH_IF_FEW
         return 4 * plan.unevenness * plan.num_sequences <= EVEN_ENOUGH * self._chunks.number
 
-    def _plans(self, rule: Rule, num_sequences: int) -> Iterator[Plan]:
-        """Plans with dealing to more and more sequences, while filling the gaps opens more.
+    def _plans(self, rules: tuple[Rule, ...], num_sequences: int) -> Iterator[Plan]:
+        """A few plans by the first rule, and one by each of the others.
 
-        Sequences that are opened last collect the last tiny documents, so it is better to deal to as many at once.
+        If filling the gaps opens sequences, these collect the last tiny documents. Then it is better to deal to so many
+        at once. That may open a few again, so the last resort is to deal to as many as are allowed.
         """
         most = num_sequences + 1 + num_sequences // TOLERANCE
-        for _ in range(2):
-            plan = self._plan(rule, num_sequences, most)
-            if plan is None and self._cap is None:
-                return
-            if plan is None:  # tiny documents that reach the limit open many sequences
-                break
-            yield plan
-            if plan.num_sequences == num_sequences:
-                return
-            num_sequences = plan.num_sequences
-        plan = self._plan(rule, most, most)
-        if plan is not None:
-            yield plan
+        first = self._plan(rules[0], num_sequences, most)
+        if first is not None:
+            yield first
+        tries = [(rules[0], first.num_sequences)] if first is not None and first.num_sequences < most else []
+        for rule, dealt_to in tries + [(rule, most) for rule in rules]:
+            plan = self._plan(rule, dealt_to, most)
+            if plan is not None:
+                yield plan
 
     def _plan(self, rule: Rule, num_sequences: int, most_sequences: int) -> Plan | None:
         end = self._chunks.number - rule.late_tenths * num_sequences // 10
