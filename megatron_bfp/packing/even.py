@@ -1,13 +1,16 @@
-"""Even sequences: about as few as best-fit decreasing makes, but with about equally many documents.
+"""Even sequences: about as few as best-fit decreasing makes, but without the few that hold hundreds of tiny documents.
 
-Best-fit decreasing leaves tiny documents to the end, so a few sequences hold nothing else: at L = 8,192, one web
-sequence in a hundred holds 6 to 12 times as many documents as the mean. Here long chunks are dealt out first, each to
-the sequence with the most space (``dealing``), until only about three chunks per sequence are left. These are short,
+Cost: as for best-fit decreasing, the number of steps grows with the sequence length L, not with the number of
+documents. Guarantee: at most 1 sequence and 0.02 % more than best-fit decreasing makes.
+
+Best-fit decreasing leaves tiny documents to the end, so a few sequences hold nothing else: at L = 8,192, one sequence
+of web text in a hundred holds 6 to 12 times as many documents as the mean. Here chunks are first dealt out, longest
+first, each to the sequence with the most space (``dealing``), until about three per sequence are left. Those are tiny,
 and fill the gaps by best fit (``gaps``).
 
-When to stop dealing is a matter of a few per cent of the chunks, and the best moment depends on the corpus. So a few
-rules are tried, until one gives sequences that are even enough and not more than allowed; else the most even one is
-taken. All decisions are made with integers, so the plan is the same on every machine.
+Exactly when dealing should end depends on the corpus, in a way that nobody can foresee: a few chunks more or less
+decide whether the last gaps can be filled. So a few rules are tried, until a plan is even and has few enough sequences.
+All decisions compare integers, so the plan is the same on every machine.
 """
 
 from collections.abc import Iterator
@@ -37,10 +40,12 @@ RULES = (Rule(30, 0), Rule(25, 0), Rule(25, 7), Rule(35, 7), Rule(35, 5), Rule(3
 RULES_IF_FEW = (Rule(30, 5), Rule(35, 5), Rule(25, 6), Rule(25, 7), Rule(35, 7), Rule(40, 7), Rule(30, 0), Rule(25, 0))
 """In the order in which they are tried; the second ones if sequences hold less than 12 chunks on average."""
 
-EVEN_ENOUGH, MANY, EVEN_ENOUGH_IF_FEW = 29, 8, 65
-"""A plan is even enough if four times its unevenness is at most 29 times the mean number of chunks: 99 of 100 sequences
-hold at most 1.45 times the mean, and no sequence more than 2.4 times. If the mean is below 8, an unevenness of 65 is
-even enough: 13 chunks in 99 of 100 sequences, and at most 21."""
+EVEN_ENOUGH = 149, 20
+"""A plan is even enough if its unevenness is at most 149 / 20 times the mean number of chunks: 99 of 100 sequences hold
+at most 1.49 times the mean, and none holds more than 2.48 times."""
+
+MANY, EVEN_ENOUGH_IF_FEWER = 8, 65
+"""If the mean is below 8, an unevenness of 65 is even enough: 13 chunks in 99 of 100 sequences, and at most 21."""
 
 
 class Plan(NamedTuple):
@@ -55,12 +60,17 @@ class Plan(NamedTuple):
         """Number of sequences."""
         return count_remainder_sequences(self.runs)
 
+    def is_no_better_than(self, runs: list[Run]) -> bool:
+        """Whether it has at least as many sequences, and these are at least as uneven."""
+        return self.num_sequences >= count_remainder_sequences(runs) and self.unevenness >= unevenness(runs)
+
 
 def plan_even_runs(remainders: np.ndarray, seq_length: int, max_documents_per_sequence: int | None = None) -> list[Run]:
     """Pack remainder chunks so that sequences hold about equally many.
 
-    Cost: as for ``plan_runs``, it grows with L, not with the number of documents; about three times as long. Guarantee:
-    at most 1 sequence and 0.02 % more than ``plan_runs`` gives.
+    Cost: grows with L, not with the number of documents; 3 to 9 times that of ``plan_runs``. Guarantee: at most
+    1 sequence and 0.02 % more than ``plan_runs`` makes, or fewer. If chunks are so long that nothing can be evened out,
+    the plan is that of ``plan_runs``.
 
     Args:
         remainders: int64 [L], number of chunks of each length below L.
@@ -70,20 +80,14 @@ def plan_even_runs(remainders: np.ndarray, seq_length: int, max_documents_per_se
     Returns:
         As ``plan_runs``.
     """
-    planner = Planner(remainders, seq_length, max_documents_per_sequence)
     bound = lower_bound_of_remainders(remainders, seq_length, max_documents_per_sequence)
+    planner = Planner(remainders, seq_length, max_documents_per_sequence)
     plan = planner.most_even(bound) if bound else None
-    if plan is not None and planner.is_even(plan):
-        return with_moves_of(plan.dealing, plan.runs)
-    best_fit = plan_runs(remainders, seq_length, max_documents_per_sequence)
-    if plan is None:
-        plan = planner.fewest(bound, count_remainder_sequences(best_fit))
-    if (
-        plan is None
-        or plan.num_sequences >= count_remainder_sequences(best_fit)
-        and unevenness(best_fit) <= plan.unevenness
-    ):
-        return best_fit
+    if plan is None or not planner.is_even(plan):
+        best_fit = plan_runs(remainders, seq_length, max_documents_per_sequence)
+        plan = plan or planner.fewest(bound, count_remainder_sequences(best_fit))
+        if plan is None or plan.is_no_better_than(best_fit):
+            return best_fit
     return with_moves_of(plan.dealing, plan.runs)
 
 
@@ -94,7 +98,7 @@ class Planner:
         self._chunks, self._seq_length, self._cap = SortedChunks(remainders), seq_length, cap
 
     def most_even(self, num_sequences: int) -> Plan | None:
-        """The first plan that is even, else the most even one; None if all have too many sequences.
+        """The first plan that is even enough, else the most even one; None if all have too many sequences.
 
         Args:
             num_sequences: a plan may have 1 and 0.02 % more.
@@ -109,12 +113,11 @@ class Planner:
         return best
 
     def fewest(self, bound: int, best_fit: int) -> Plan | None:
-        """The most even plan with the fewest sequences, between a lower bound and best fit's number of them.
+        """The most even plan with about the fewest sequences, from a lower bound to best fit's number.
 
-        With a limit on documents, best fit needs far more sequences than the bound.
+        With a limit on documents, best fit makes far more sequences than the bound.
         """
-        for share in (64, 32, 16, 8, 4, 2, 1):
-            num_sequences = bound + (best_fit - bound) // share
+        for num_sequences in sorted({bound + (best_fit - bound) // share for share in (64, 32, 16, 8, 4, 2, 1)}):
             plan = self.most_even(num_sequences) if num_sequences > bound else None
             if plan is not None:
                 return plan
@@ -123,26 +126,29 @@ class Planner:
     def is_even(self, plan: Plan) -> bool:
         """Whether a plan is even enough to take it."""
         if self._chunks.number < MANY * plan.num_sequences:
-            return plan.unevenness <= EVEN_ENOUGH_IF_FEW
-        return 4 * plan.unevenness * plan.num_sequences <= EVEN_ENOUGH * self._chunks.number
+            return plan.unevenness <= EVEN_ENOUGH_IF_FEWER
+        numerator, denominator = EVEN_ENOUGH
+        return denominator * plan.unevenness * plan.num_sequences <= numerator * self._chunks.number
 
     def _plans(self, rules: tuple[Rule, ...], num_sequences: int) -> Iterator[Plan]:
-        """A few plans by the first rule, and one by each of the others.
+        """Plans by the first rule, then one by each of the others.
 
-        If filling the gaps opens sequences, these collect the last tiny documents. Then it is better to deal to so many
-        at once. That may open a few again, so the last resort is to deal to as many as are allowed.
+        If filling the gaps opens sequences, these collect the last tiny documents. It is better to deal to so many from
+        the beginning. That may open a few again; the last resort is to deal to as many as are allowed.
         """
         most = num_sequences + 1 + num_sequences // TOLERANCE
-        first = self._plan(rules[0], num_sequences, most)
-        if first is not None:
-            yield first
-        tries = [(rules[0], first.num_sequences)] if first is not None and first.num_sequences < most else []
-        for rule, dealt_to in tries + [(rule, most) for rule in rules]:
+        tries = [(rules[0], num_sequences), *((rule, most) for rule in rules)]
+        while tries:
+            rule, dealt_to = tries.pop(0)
             plan = self._plan(rule, dealt_to, most)
-            if plan is not None:
-                yield plan
+            if plan is None:
+                continue
+            yield plan
+            if dealt_to == num_sequences and num_sequences < plan.num_sequences < most:
+                tries.insert(0, (rule, plan.num_sequences))
 
     def _plan(self, rule: Rule, num_sequences: int, most_sequences: int) -> Plan | None:
+        """A plan, or None if the rule leaves no chunks to deal, needs too many sequences or leaves some empty."""
         end = self._chunks.number - rule.late_tenths * num_sequences // 10
         if end <= 0:
             return None
@@ -153,9 +159,7 @@ class Planner:
             runs = fill_gaps(dealing, self._chunks, gaps, rule.room_tenths)
         except TooManySequences:
             return None
-        if any(run.chunks == 0 for run in runs):
-            return None
-        return Plan(runs, dealing, unevenness(runs))
+        return None if any(run.chunks == 0 for run in runs) else Plan(runs, dealing, unevenness(runs))
 
 
 def unevenness(runs: list[Run]) -> int:
