@@ -85,8 +85,8 @@ def pack(lengths: Any, seq_length: int, max_documents_per_sequence: int | None =
         seq_length: L, tokens per sequence; 1 to ``MOST_TOKENS``.
         max_documents_per_sequence: at most so many chunks per sequence; None for no limit. A cap evens out the number
             of documents, and so the time of a training step; it costs padding if documents are tiny.
-        even: spread tiny documents over all sequences, so that none holds many times as many documents as the mean.
-            It makes at most 1 sequence and 0.02 % more than best-fit decreasing, and needs no cap.
+        even: spread tiny documents over all sequences, so that none holds many times as many as the mean. This makes
+            at most 1 sequence and 0.02 % more than best-fit decreasing. With it, a cap costs hardly any padding.
 
     Raises:
         OptionError: an argument is not what is described above.

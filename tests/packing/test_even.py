@@ -1,5 +1,7 @@
 """Even sequences: as whole and about as few as best fit's, with about equally many documents, at the same cost."""
 
+import hashlib
+
 import numpy as np
 import pytest
 from helpers.datasets import DATA
@@ -18,11 +20,11 @@ from megatron_bfp.packing.gaps import Gaps, TooManySequences, room_to_leave
 
 
 def corpus(name):
-    """Lengths with EOD: real ones, or 200,000 simulated ones like web text or long web text."""
+    """Lengths with EOD: real ones, or 100,000 simulated ones of web text."""
     if name in ("text", "code"):
         return np.load(DATA / f"{name}_lengths.npy") + 1
     mean, deviation = {"web": (5.84, 0.98), "short web": (5.55, 1.15), "long web": (6.33, 1.1)}[name]
-    return np.ceil(np.random.default_rng(5).lognormal(mean, deviation, 200_000)).astype(np.int64)
+    return np.ceil(np.random.default_rng(5).lognormal(mean, deviation, 100_000)).astype(np.int64)
 
 
 def remainders_of(lengths, seq_length):
@@ -57,8 +59,10 @@ def assert_consecutive(runs):
     assert all(run.num_sequences > 0 and run.chunks > 0 for run in runs)
 
 
-@pytest.mark.parametrize("name", ["text", "code", "web", "short web", "long web"])
 @pytest.mark.parametrize("seq_length", [2048, 8192, 32768, 131072])
+@pytest.mark.parametrize(
+    "name", ["text", "code", "web", *(pytest.param(name, marks=pytest.mark.slow) for name in ("short web", "long web"))]
+)
 def test_sequences_are_as_few_as_best_fits_and_hold_about_equally_many_documents(name, seq_length):
     remainders = remainders_of(corpus(name), seq_length)
     runs, best_fit_runs = plan_even_runs(remainders, seq_length), plan_runs(remainders, seq_length)
@@ -85,7 +89,7 @@ def test_the_work_of_sequences_is_more_even_too(name, seq_length):
     assert deviations[1] < 0.95 * deviations[0]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(0, 70), max_size=80), st.integers(1, 40), st.none() | st.integers(1, 6))
 def test_every_chunk_is_in_exactly_one_sequence(lengths, seq_length, cap):
     packing = megatron_bfp.pack(lengths, seq_length, cap, even=True)
@@ -97,7 +101,7 @@ def test_every_chunk_is_in_exactly_one_sequence(lengths, seq_length, cap):
 @pytest.mark.parametrize("cap", [None, 2, 8])
 def test_lengths_that_are_hard_in_different_ways(cap):
     rng = np.random.default_rng(17)
-    for _ in range(150):
+    for _ in range(60):
         seq_length = int(rng.integers(1, 400))
         lengths = random_lengths(rng, seq_length)
         packing = megatron_bfp.pack(lengths, seq_length, cap, even=True)
@@ -147,12 +151,18 @@ def test_a_cap_is_kept_without_the_padding_that_it_costs_best_fit(cap):
 
 
 def test_a_plan_does_not_depend_on_the_order_or_dtype_of_documents():
-    lengths = corpus("text")
+    lengths = corpus("code")
     packing = megatron_bfp.pack(lengths, 8192, even=True)
     for other in (np.random.default_rng(3).permutation(lengths), np.sort(lengths), lengths.astype(np.uint64)):
         same = megatron_bfp.pack(other, 8192, even=True)
         assert np.array_equal(packing.table.runs, same.table.runs)
         assert np.array_equal(lengths[packing.table.document_ids] % 8192, other[same.table.document_ids] % 8192)
+
+
+def test_a_plan_is_the_same_on_every_machine():
+    packing = megatron_bfp.pack(corpus("code"), 8192, even=True)
+    document_ids = packing.table.document_ids.astype("<u4").tobytes()
+    assert hashlib.sha256(document_ids).hexdigest() == "1f5e734a9c128ddfe2d85ab1584684eda181e395dc867787c4d4da93706833f9"
 
 
 def test_without_even_nothing_changes():
@@ -185,7 +195,7 @@ def test_the_cost_does_not_grow_with_the_number_of_documents(seq_length, monkeyp
         counted.clear()
         runs = plan_even_runs(remainders_of(corpus("web"), seq_length) * times, seq_length)
         moves.append(len(counted))
-    assert documents_per_sequence(runs).sum() >= 100 * 190_000
+    assert documents_per_sequence(runs).sum() >= 100 * 90_000
     assert moves[1] < 3 * moves[0]
     assert len(runs) < 3 * seq_length
 
@@ -205,7 +215,7 @@ def test_dealing_stops_at_a_chunk_that_fits_nowhere():
     assert dealt.next_chunk == 2
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(1, 39), min_size=1, max_size=120), st.integers(1, 12), st.none() | st.integers(1, 9))
 def test_dealing_gives_each_chunk_once_and_keeps_spaces_close_together(lengths, num_sequences, cap):
     chunks = SortedChunks(np.bincount(lengths, minlength=4000))
