@@ -4,9 +4,16 @@ Cost: as for best-fit decreasing, the number of steps grows with the sequence le
 Guarantee: the remaining spaces of the sequences stay as close together as the lengths of the chunks permit.
 
 Giving one chunk after another to the sequence with the most space is the rule "longest processing time first", known
-for spreading jobs over machines. Here it is done in *rounds*: in a round, every sequence that this rule would reach
-before coming back to the first one gets its chunks. Long chunks are dealt one by one. While a sequence still waits for
-hundreds of short ones, it gets several of one length at a time, a *bundle*; that is even enough and takes fewer moves.
+from spreading jobs over machines. Here it is done in *rounds*: a round gives a chunk to every sequence that comes
+before the first one would be due again. Long chunks are dealt one by one. While sequences still wait for hundreds of
+short ones, each gets several of one length at once, a *bundle*; that is even enough, and takes fewer moves.
+
+Example: L = 10, three sequences, chunks of 6, 5, 4, 3, 3, 2, 1 and 1 tokens::
+
+    6, 5 and 4    to the empty sequences 0, 1 and 2             spaces 4, 5, 6
+    3, 3 and 2    most space first: to sequences 2, 1 and 0     spaces 2, 2, 3
+    1             to sequence 2, then all have equal space      spaces 2, 2, 2
+    1             to one of them                                spaces 2, 2, 1
 
 Source: Graham, "Bounds on multiprocessing timing anomalies" (SIAM Journal on Applied Mathematics, 1969).
 """

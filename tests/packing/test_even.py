@@ -162,7 +162,7 @@ def test_a_plan_does_not_depend_on_the_order_or_dtype_of_documents():
 def test_a_plan_is_the_same_on_every_machine():
     packing = megatron_bfp.pack(corpus("code"), 8192, even=True)
     document_ids = packing.table.document_ids.astype("<u4").tobytes()
-    assert hashlib.sha256(document_ids).hexdigest() == "1f5e734a9c128ddfe2d85ab1584684eda181e395dc867787c4d4da93706833f9"
+    assert hashlib.sha256(document_ids).hexdigest()[:32] == "1f5e734a9c128ddfe2d85ab1584684ed"
 
 
 def test_without_even_nothing_changes():
@@ -200,12 +200,13 @@ def test_the_cost_does_not_grow_with_the_number_of_documents(seq_length, monkeyp
     assert len(runs) < 3 * seq_length
 
 
-def test_a_round_of_dealing_gives_the_longest_chunk_to_the_most_space():
-    """L = 10, two sequences: 6 and 4; 3 to the second, which has space 6, and 2 to the first; then twice 1."""
-    chunks = SortedChunks(np.bincount([6, 4, 3, 2, 1, 1], minlength=10))
-    dealt = Dealing(chunks, 10, 2, None)
-    dealt.deal(chunks.number)
-    assert sorted((run.first_sequence, run.chunks, space) for run, space in dealt.runs()) == [(0, 2, 2), (1, 4, 1)]
+def test_the_example_of_dealing():
+    chunks = SortedChunks(np.bincount([6, 5, 4, 3, 3, 2, 1, 1], minlength=10))
+    dealt = Dealing(chunks, 10, 3, None)
+    for num_chunks, spaces in ((3, [4, 5, 6]), (6, [2, 2, 3]), (7, [2, 2, 2]), (8, [2, 2, 1])):
+        dealt.deal(num_chunks)
+        by_sequence = {run.first_sequence + i: space for run, space in dealt.runs() for i in range(run.num_sequences)}
+        assert [by_sequence[sequence] for sequence in range(3)] == spaces
 
 
 def test_dealing_stops_at_a_chunk_that_fits_nowhere():
