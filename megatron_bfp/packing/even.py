@@ -40,6 +40,9 @@ RULES = (Rule(30, 0), Rule(25, 0), Rule(25, 7), Rule(35, 7), Rule(35, 5), Rule(3
 RULES_IF_FEW = (Rule(30, 5), Rule(35, 5), Rule(25, 6), Rule(25, 7), Rule(35, 7), Rule(40, 7), Rule(30, 0), Rule(25, 0))
 """In the order in which they are tried; the second ones if sequences hold less than 12 chunks on average."""
 
+DEAL_ALL = Rule(0, 0)
+"""The last one tried: right if there is much space anyway, because many chunks are longer than half a sequence."""
+
 EVEN_ENOUGH = 149, 20
 """A plan is even enough if its unevenness is at most 149 / 20 times the mean number of chunks: 99 of 100 sequences hold
 at most 1.49 times the mean, and none holds more than 2.48 times."""
@@ -131,13 +134,13 @@ class Planner:
         return denominator * plan.unevenness * plan.num_sequences <= numerator * self._chunks.number
 
     def _plans(self, rules: tuple[Rule, ...], num_sequences: int) -> Iterator[Plan]:
-        """Plans by the first rule, then one by each of the others.
+        """Plans by the first rule, then one by each rule.
 
         If filling the gaps opens sequences, these collect the last tiny documents. It is better to deal to so many from
         the beginning. That may open a few again; the last resort is to deal to as many as are allowed.
         """
         most = num_sequences + 1 + num_sequences // TOLERANCE
-        tries = [(rules[0], num_sequences), *((rule, most) for rule in rules)]
+        tries = [(rules[0], num_sequences), *((rule, most) for rule in rules), (DEAL_ALL, num_sequences)]
         while tries:
             rule, dealt_to = tries.pop(0)
             plan = self._plan(rule, dealt_to, most)

@@ -140,6 +140,15 @@ def test_a_few_empty_sequences_among_full_ones_do_not_take_a_round_for_each_chun
     assert dealt.next_chunk == chunks.number and len(dealt._rounds) < 100
 
 
+def test_much_space_is_shared_evenly_too():
+    """Half of each sequence is taken by one chunk, and tiny ones could all go into a few of the other halves."""
+    lengths = np.concatenate([np.full(500, 513), np.random.default_rng(2).integers(1, 9, 20_000)])
+    remainders = np.bincount(lengths, minlength=1024)
+    documents = documents_per_sequence(plan_even_runs(remainders, 1024))
+    assert len(documents) == 500 and documents[-1] <= 1.25 * documents.mean()
+    assert documents_per_sequence(plan_runs(remainders, 1024))[-1] > 2.5 * documents.mean()  # the control
+
+
 @pytest.mark.parametrize("cap", [24, 40, 100])
 def test_a_cap_is_kept_without_the_padding_that_it_costs_best_fit(cap):
     remainders = remainders_of(corpus("text"), 8192)
