@@ -19,6 +19,7 @@ Source: Graham, "Bounds on multiprocessing timing anomalies" (SIAM Journal on Ap
 """
 
 from functools import partial
+from itertools import repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -30,16 +31,17 @@ BUNDLES_LEFT = 4
 
 
 class SortedChunks:
-    """The remainder chunks of a corpus, longest first and numbered from 0, kept as a histogram."""
+    """The remainder chunks of a corpus, longest first and numbered from 0, kept as a histogram.
+
+    Args:
+        remainders: int64 [L], number of remainder chunks of each length.
+    """
 
     def __init__(self, remainders: np.ndarray) -> None:
-        """Args:
-        remainders: int64 [L], number of remainder chunks of each length.
-        """
         self.lengths = np.flatnonzero(remainders)[::-1]
         """int64 [lengths that occur], longest first."""
         self.ends = np.cumsum(remainders[self.lengths])
-        """Of each length, the number of chunks that are as long or longer."""
+        """For each of these lengths, the number of chunks that are as long or longer."""
         self.number = int(self.ends[-1]) if len(self.ends) else 0
 
     def row(self, chunk: int) -> int:
@@ -53,8 +55,47 @@ class SortedChunks:
         return self.lengths[row:], starts, self.ends[row:] - starts
 
 
-class Round(NamedTuple):
-    """The moves of a round, as parallel arrays: the fields of ``Move``, but with the number of the previous move."""
+class Runs(NamedTuple):
+    """Runs as parallel arrays, int64 [runs]."""
+
+    space: np.ndarray
+    """Remaining space of each sequence."""
+    held: np.ndarray
+    """Chunks in each sequence."""
+    first: np.ndarray
+    """First sequence."""
+    size: np.ndarray
+    """Number of sequences."""
+    last_move: np.ndarray
+    """Number of the last move, counted from 1; 0 for none."""
+
+    def at(self, index: np.ndarray) -> "Runs":
+        """The runs with these numbers, in this order."""
+        return Runs(*(column[index] for column in self))
+
+    def split(self, ends: np.ndarray) -> "Runs":
+        """The same sequences, with a run ending after each number of sequences in ``ends``."""
+        own_ends = np.cumsum(self.size)
+        all_ends = np.union1d(own_ends, ends)
+        begins = np.concatenate([[0], all_ends[:-1]])
+        run = own_ends.searchsorted(begins, side="right")
+        pieces = self.at(run)
+        before = begins - (own_ends - self.size)[run]  # sequences of the run that are in earlier pieces
+        return pieces._replace(first=pieces.first + before, size=all_ends - begins)
+
+
+class Bundles(NamedTuple):
+    """Chunks in bundles, as parallel arrays: ``number`` bundles of ``chunks`` chunks of one length."""
+
+    chunks: np.ndarray
+    number: np.ndarray
+    length: np.ndarray
+    start: np.ndarray
+    """Number of the first chunk of the first bundle, among all chunks."""
+
+
+class Moves(NamedTuple):
+    """The moves of a round, as parallel arrays: the fields of ``Move``, with the number of the previous one."""
 
     first_sequence: np.ndarray
     per_sequence: np.ndarray
@@ -63,114 +104,90 @@ class Round(NamedTuple):
 
 
 class Dealing:
-    """Sequences that chunks are dealt out to, as runs in parallel arrays, those with the most remaining space first."""
+    """Sequences that chunks are dealt out to.
+
+    Args:
+        chunks: to be dealt out.
+        seq_length: L, tokens per sequence.
+        num_sequences: sequences, empty at first.
+        cap: at most so many chunks in a sequence; None for no limit.
+    """
 
     def __init__(self, chunks: SortedChunks, seq_length: int, num_sequences: int, cap: int | None) -> None:
-        """Args:
-        cap: at most so many chunks in a sequence; None for no limit.
-        """
         self._chunks, self._cap, self.num_sequences = chunks, cap, num_sequences
-        self.next_chunk = 0
-        self._space = np.array([seq_length])
-        self._held = np.array([0])  # chunks per sequence
-        self._first, self._size = np.array([0]), np.array([num_sequences])
-        self._last_move = np.array([0])  # numbered from 1; 0 for none
-        self._rounds: list[Round] = []
-        self.num_moves = 0
+        self._runs = Runs(*(np.array([value]) for value in (seq_length, 0, 0, num_sequences, 0)))
+        self._rounds: list[Moves] = []
+        self.num_moves = self.next_chunk = 0
 
     def deal(self, end: int) -> None:
-        """Deal the chunks up to number ``end``, exclusive; only those before it that fit, if one does not."""
+        """Deal the chunks up to number ``end``, exclusive. Stop before a chunk that fits nowhere."""
         while self.next_chunk < end:
-            self._sort()
+            self._runs = self._runs.at(np.argsort(-self._runs.space, kind="stable"))
             length = int(self._chunks.lengths[self._chunks.row(self.next_chunk)])
-            if self._space[0] < length:
+            if self._runs.space[0] < length:
                 return
             self._deal_round(length, end)
-
-    def _sort(self) -> None:
-        order = np.argsort(-self._space, kind="stable")
-        self._space, self._held, self._last_move = self._space[order], self._held[order], self._last_move[order]
-        self._first, self._size = self._first[order], self._size[order]
 
     def _deal_round(self, length: int, end: int) -> None:
         """Deal a bundle to every sequence with more space than the first one will have left."""
         bundle = self._bundle_size(length)
-        num_runs = int((-self._space).searchsorted(bundle * length - self._space[0]))
+        num_runs = int((-self._runs.space).searchsorted(bundle * length - self._runs.space[0]))
         if self._cap is not None:
-            bundle = min(bundle, self._cap - int(self._held[:num_runs].max()))
-        run_ends = np.cumsum(self._size[:num_runs])
-        sizes, counts, starts, lengths = self._bundles(bundle, min(end, self.next_chunk + bundle * int(run_ends[-1])))
-        bundle_ends = np.cumsum(counts)
-        # Runs and bundles both divide the sequences into intervals. Split both, so that their intervals are the same.
-        ends = np.union1d(run_ends, bundle_ends)
-        ends = ends[: ends.searchsorted(min(run_ends[-1], bundle_ends[-1])) + 1]
-        begins = np.concatenate([[0], ends[:-1]])
-        run, dealt = run_ends.searchsorted(begins, side="right"), bundle_ends.searchsorted(begins, side="right")
-        space = self._space[run] - sizes[dealt] * lengths[dealt]
-        if space.min() < 0:  # stop before the first that does not fit
-            fitting = slice(int((space < 0).argmax()))
-            ends, begins, run, dealt, space = (
-                ends[fitting],
-                begins[fitting],
-                run[fitting],
-                dealt[fitting],
-                space[fitting],
-            )
-        first = self._first[run] + begins - (run_ends - self._size[:num_runs])[run]
-        start = starts[dealt] + (begins - (bundle_ends - counts)[dealt]) * sizes[dealt]
-        self._rounds.append(Round(first, sizes[dealt], start, self._last_move[run]))
-        self._replace(int(ends[-1]), space, self._held[run] + sizes[dealt], first, ends - begins)
-        self.next_chunk += int((sizes[dealt] * (ends - begins)).sum())
+            bundle = min(bundle, self._cap - int(self._runs.held[:num_runs].max()))
+        num_receivers = int(self._runs.size[:num_runs].sum())
+        bundles = self._bundles(bundle, min(end, self.next_chunk + bundle * num_receivers))
+        ends = np.cumsum(bundles.number)
+        self._runs = self._runs.split(ends[ends <= num_receivers])  # now each run gets bundles of one kind
+        begins = np.cumsum(self._runs.size) - self._runs.size
+        begins = begins[: begins.searchsorted(min(num_receivers, ends[-1]))]
+        kind = ends.searchsorted(begins, side="right")
+        fits = self._runs.space[: len(kind)] >= bundles.chunks[kind] * bundles.length[kind]
+        if not fits.all():
+            begins, kind = begins[: fits.argmin()], kind[: fits.argmin()]
+        start = bundles.start[kind] + (begins - (ends - bundles.number)[kind]) * bundles.chunks[kind]
+        self._move(bundles.chunks[kind], bundles.length[kind], start)
 
     def _bundle_size(self, length: int) -> int:
         """How many chunks of ``length`` each sequence gets in this round.
 
         If only a few sequences are far emptier than the others, they get half of what they are behind at once.
         """
+        runs = self._runs
         waiting = (self._chunks.number - self.next_chunk) // self.num_sequences // BUNDLES_LEFT
-        few = int(np.cumsum(self._size).searchsorted(self.num_sequences // 16))
-        behind = int(self._space[0] - self._space[few]) // length // 2
-        return max(1, min(max(waiting, behind), int(self._space[0]) // length))
+        few = int(np.cumsum(runs.size).searchsorted(self.num_sequences // 16))
+        behind = int(runs.space[0] - runs.space[few]) // length // 2
+        return max(1, min(max(waiting, behind), int(runs.space[0]) // length))
 
-    def _bundles(self, bundle: int, end: int) -> tuple[np.ndarray, ...]:
-        """The chunks up to ``end`` in bundles of one length: full ones and, if a length leaves a rest, one of that.
-
-        Returns:
-            Chunks per bundle, number of bundles, the first chunk of the first of them, and their length.
-        """
+    def _bundles(self, bundle: int, end: int) -> Bundles:
+        """The chunks up to ``end`` in bundles: full ones and, if a length leaves a rest, one of that."""
         row, last = self._chunks.row(self.next_chunk), self._chunks.row(end - 1)
         starts = np.concatenate([[self.next_chunk], self._chunks.ends[row:last]])
         full, rest = np.divmod(np.append(self._chunks.ends[row:last], end) - starts, bundle)
-        sizes = np.stack([np.full(len(full), bundle), rest], axis=1).ravel()
-        counts = np.stack([full, rest > 0], axis=1).ravel()
-        starts = np.stack([starts, starts + full * bundle], axis=1).ravel()
-        lengths = self._chunks.lengths[row : last + 1].repeat(2)
-        some = counts > 0
-        return sizes[some], counts[some], starts[some], lengths[some]
+        chunks = np.stack([np.full(len(full), bundle), rest], axis=1).ravel()
+        number = np.stack([full, rest > 0], axis=1).ravel()
+        start = np.stack([starts, starts + full * bundle], axis=1).ravel()
+        length = self._chunks.lengths[row : last + 1].repeat(2)
+        some = number > 0
+        return Bundles(chunks[some], number[some], length[some], start[some])
 
-    def _replace(
-        self, num_dealt: int, space: np.ndarray, held: np.ndarray, first: np.ndarray, size: np.ndarray
-    ) -> None:
-        """Replace the first ``num_dealt`` sequences by the runs that they have become; they made a move each."""
+    def _move(self, per_sequence: np.ndarray, length: np.ndarray, start: np.ndarray) -> None:
+        """Give each of the first runs ``per_sequence`` chunks for each of its sequences, from chunk ``start`` on."""
+        space, held, first, size, last_move = self._runs
+        moved = slice(len(per_sequence))
+        self._rounds.append(Moves(first[moved], per_sequence, start, last_move[moved].copy()))
+        space[moved] -= per_sequence * length
+        held[moved] += per_sequence
+        last_move[moved] = self.num_moves + 1 + np.arange(len(per_sequence))
         if self._cap is not None:
-            space = np.where(held < self._cap, space, 0)
-        ends = np.cumsum(self._size)
-        rest = int(ends.searchsorted(num_dealt, side="right"))  # the first run that keeps some sequences
-        first, size = np.append(first, self._first[rest:]), np.append(size, self._size[rest:])
-        if rest < len(ends):
-            left = int(ends[rest]) - num_dealt
-            first[len(space)] += size[len(space)] - left
-            size[len(space)] = left
-        moves = np.arange(len(space)) + self.num_moves + 1
-        self.num_moves += len(space)
-        self._first, self._size, self._space = first, size, np.append(space, self._space[rest:])
-        self._held = np.append(held, self._held[rest:])
-        self._last_move = np.append(moves, self._last_move[rest:])
+            space[held == self._cap] = 0  # closed
+        self.num_moves += len(per_sequence)
+        self.next_chunk += int((per_sequence * size[moved]).sum())
 
     def runs(self) -> list[tuple[Run, int]]:
         """The runs, without their moves, and the remaining space of the sequences of each."""
-        columns = (self._first.tolist(), self._size.tolist(), self._held.tolist(), self._space.tolist())
-        return [(Run(first, size, held, None), space) for first, size, held, space in zip(*columns, strict=True)]
+        space, held, first, size, _ = (column.tolist() for column in self._runs)
+        runs = map(Run, first, size, held, repeat(None))
+        return list(zip(runs, space, strict=True))
 
     def last_moves(self) -> list[tuple[int, Move | None]]:
         """The first sequence of each run, ascending, and its last move."""
@@ -180,8 +197,5 @@ class Dealing:
             before = [moves[number] for number in previous.tolist()]
             columns = (first.tolist(), per_sequence.tolist(), start.tolist(), before)
             moves += map(new_move, zip(*columns, strict=True))
-        order = np.argsort(self._first)
-        return [
-            (first, moves[n])
-            for first, n in zip(self._first[order].tolist(), self._last_move[order].tolist(), strict=True)
-        ]
+        runs = self._runs.at(np.argsort(self._runs.first))
+        return list(zip(runs.first.tolist(), [moves[number] for number in runs.last_move.tolist()], strict=True))
