@@ -41,3 +41,17 @@ def checked_seq_length(name: str, value: Any) -> int:
 def checked_cap(value: Any) -> int | None:
     """``value`` as ``max_documents_per_sequence``: None, or as ``checked_count``."""
     return None if value is None else checked_count("max_documents_per_sequence", value)
+
+
+def checked_flag(name: str, value: Any) -> bool:
+    """``value`` as a bool, if it is True or False (numpy's as well).
+
+    Args:
+        name: of the option or argument, for the message.
+
+    Raises:
+        OptionError: it is not.
+    """
+    if not isinstance(value, (bool, np.bool_)):
+        raise OptionError(f"{name} must be True or False, got {value!r}")
+    return bool(value)

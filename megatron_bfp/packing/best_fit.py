@@ -23,6 +23,7 @@ Source: Ding et al., "Fewer Truncations Improve Language Modeling" (ICML 2024), 
 """
 
 from bisect import bisect_left, insort
+from collections.abc import Iterable
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -63,7 +64,7 @@ class OpenRuns:
 
     def __init__(self, seq_length: int, max_documents_per_sequence: int | None = None) -> None:
         self._seq_length, self._cap = seq_length, max_documents_per_sequence
-        self._num_sequences = 0  # opened so far
+        self.num_sequences = 0  # opened so far
         self._closed: list[Run] = []
         self._open: dict[int, list[Run]] = {}  # by key: the remaining space; with a cap, space * cap - chunks
         self._keys: list[int] = []  # of _open, ascending
@@ -74,26 +75,35 @@ class OpenRuns:
         Returns:
             The run, the remaining space of its sequences, and how many chunks of ``length`` each of them can take.
         """
-        cap = self._cap
-        least_key = length if cap is None else (length - 1) * cap + 1
-        best = bisect_left(self._keys, least_key)
+        best = self._best_fit(length)
         if best == len(self._keys):
             return self._open_sequences(length, num_chunks)
-        key = self._keys[best]
+        run, space = self._take_out(best)
+        if self._cap is None:
+            return run, space, space // length
+        return run, space, min(space // length, self._cap - run.chunks)
+
+    def _best_fit(self, space: int) -> int:
+        """The index in ``_keys`` of the least remaining space that is at least ``space``; their number if none is."""
+        return bisect_left(self._keys, space if self._cap is None else (space - 1) * self._cap + 1)
+
+    def _take_out(self, index: int) -> tuple[Run, int]:
+        """Take out the newest run of ``_keys[index]``; returns it and the remaining space of its sequences."""
+        key = self._keys[index]
         same_key = self._open[key]
         run = same_key.pop()
         if not same_key:
-            del self._open[key], self._keys[best]
-        if cap is None:
-            return run, key, key // length
-        space = -(-key // cap)
-        return run, space, min(space // length, cap - run.chunks)
+            del self._open[key], self._keys[index]
+        return run, self._space_of(key)
+
+    def _space_of(self, key: int) -> int:
+        return key if self._cap is None else -(-key // self._cap)
 
     def _open_sequences(self, length: int, num_chunks: int) -> tuple[Run, int, int]:
         space = self._seq_length
         per_sequence = space // length if self._cap is None else min(space // length, self._cap)
-        run = Run(self._num_sequences, -(-num_chunks // per_sequence), 0, None, 0)
-        self._num_sequences += run.num_sequences
+        run = Run(self.num_sequences, -(-num_chunks // per_sequence), 0, None, 0)
+        self.num_sequences += run.num_sequences
         return run, space, per_sequence
 
     def put(self, run: Run, space: int) -> None:
@@ -128,9 +138,20 @@ def plan_runs(remainders: np.ndarray, seq_length: int, max_documents_per_sequenc
         Runs in order of their first sequence, counted from 0 and covering all sequences of remainder chunks.
     """
     open_runs = OpenRuns(seq_length, max_documents_per_sequence)
-    next_chunk = 0  # among all remainder chunks, longest first
-    for length in np.flatnonzero(remainders)[::-1].tolist():
-        chunks_left = int(remainders[length])
+    lengths = np.flatnonzero(remainders)[::-1]
+    put_chunks(open_runs, zip(lengths.tolist(), remainders[lengths].tolist(), strict=True))
+    return open_runs.runs()
+
+
+def put_chunks(open_runs: OpenRuns, counts: Iterable[tuple[int, int]], next_chunk: int = 0) -> None:
+    """Put chunks into the runs that ``open_runs`` gives for them.
+
+    Args:
+        open_runs: is changed.
+        counts: lengths, longest first, and how many chunks there are of each.
+        next_chunk: number of the first of them among all remainder chunks, longest first.
+    """
+    for length, chunks_left in counts:
         while chunks_left:
             run, space, per_sequence = open_runs.take(length, chunks_left)
             if per_sequence > chunks_left:  # too few to fill a sequence: one takes them all
@@ -142,7 +163,6 @@ def plan_runs(remainders: np.ndarray, seq_length: int, max_documents_per_sequenc
                 open_runs.put(rest, space)
             next_chunk += num_filled * per_sequence
             chunks_left -= num_filled * per_sequence
-    return open_runs.runs()
 
 
 def _fill(run: Run, num_filled: int, per_sequence: int, length: int, start: int) -> tuple[Run, Run]:
@@ -155,4 +175,9 @@ def _fill(run: Run, num_filled: int, per_sequence: int, length: int, start: int)
 
 def count_sequences(census: Census, runs: list[Run]) -> int:
     """Number of sequences of a corpus: its full chunks and those of the runs."""
-    return census.num_full_chunks + (runs[-1].first_sequence + runs[-1].num_sequences if runs else 0)
+    return census.num_full_chunks + count_remainder_sequences(runs)
+
+
+def count_remainder_sequences(runs: list[Run]) -> int:
+    """Number of sequences of a plan."""
+    return runs[-1].first_sequence + runs[-1].num_sequences if runs else 0

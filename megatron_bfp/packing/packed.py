@@ -9,10 +9,11 @@ from typing import Any, overload
 
 import numpy as np
 
-from ..arguments import checked_cap, checked_seq_length
+from ..arguments import checked_cap, checked_flag, checked_seq_length
 from ..errors import OptionError
 from .best_fit import count_sequences, plan_runs
 from .census import Census, take_census
+from .even import plan_even_runs
 from .placing import place_documents, sort_documents
 from .table import SequenceTable, id_dtype, run_rows
 
@@ -80,7 +81,7 @@ class Packing:
         return np.array([(chunk.document, chunk.start, chunk.num_tokens) for chunk in chunks], dtype=np.int64)
 
 
-def pack(lengths: Any, seq_length: int, max_documents_per_sequence: int | None = None) -> Packing:
+def pack(lengths: Any, seq_length: int, max_documents_per_sequence: int | None = None, even: bool = False) -> Packing:
     """Pack documents into training sequences, best-fit decreasing, cutting only those longer than a sequence.
 
     Args:
@@ -89,6 +90,8 @@ def pack(lengths: Any, seq_length: int, max_documents_per_sequence: int | None =
         seq_length: L, tokens per sequence; 1 to ``MOST_TOKENS``.
         max_documents_per_sequence: at most so many chunks per sequence; None for no limit. A cap evens out the number
             of documents, and so the time of a training step; it costs padding if documents are tiny.
+        even: spread tiny documents over all sequences, so that none holds many times as many as the mean. This makes
+            at most 1 sequence and 0.02 % more than best-fit decreasing. With it, a cap costs hardly any padding.
 
     Raises:
         OptionError: an argument is not what is described above.
@@ -101,7 +104,7 @@ def pack(lengths: Any, seq_length: int, max_documents_per_sequence: int | None =
         ([[0, 0, 8]], [[2, 0, 5], [4, 0, 3]])
     """
     seq_length = checked_seq_length("seq_length", seq_length)
-    cap = checked_cap(max_documents_per_sequence)
+    cap, even = checked_cap(max_documents_per_sequence), checked_flag("even", even)
     try:
         lengths = np.asarray(lengths)
     except ValueError as error:
@@ -111,7 +114,7 @@ def pack(lengths: Any, seq_length: int, max_documents_per_sequence: int | None =
     if lengths.ndim != 1 or lengths.dtype.kind not in "iu":
         raise OptionError(f"lengths must be a 1-d array of integers, got {lengths.dtype} {list(lengths.shape)}")
     census = take_census(lengths, seq_length)
-    runs = plan_runs(census.remainders, seq_length, cap)
+    runs = (plan_even_runs if even else plan_runs)(census.remainders, seq_length, cap)
     sorted_ids = sort_documents(lengths, census.remainders, id_dtype(len(lengths)))
     document_ids, end = np.empty_like(sorted_ids), 0
     for piece in place_documents(runs, sorted_ids):
