@@ -12,7 +12,7 @@ from helpers.indexes import LENGTHS, content_of, write_metadata
 
 from megatron_bfp import IndexedDatasetError, SequenceIndexError, pack
 from megatron_bfp.indexed_dataset.reader import IndexedDataset
-from megatron_bfp.sequence_index import verify as index_verification
+from megatron_bfp.sequence_index import coverage
 from megatron_bfp.sequence_index.builder import build, open_or_build
 from megatron_bfp.sequence_index.fingerprints import ends_sha256, sampled_fingerprint
 from megatron_bfp.sequence_index.key import IndexKey, index_directory
@@ -143,7 +143,7 @@ def test_fault_D08_a_document_twice_in_one_step_is_found_by_verify(write_dataset
     key = IndexKey(8, 0, 8)
     index = build(dataset, key, index_directory(dataset.prefix))
     ids = np.array(index.table.document_ids)
-    monkeypatch.setattr(index_verification, "BLOCK", block)
+    monkeypatch.setattr(coverage, "BLOCK", block)
     verify(index.path, dataset)
     for position, copied in ((1, 0), (7, 6), (7, 0)):
         forged = ids.copy()
