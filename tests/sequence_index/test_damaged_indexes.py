@@ -8,7 +8,7 @@ import shutil
 import numpy as np
 import pytest
 from helpers.datasets import documents_of, write
-from helpers.indexes import LENGTHS, content_of, write_metadata
+from helpers.indexes import LENGTHS, content_of, forge, write_metadata
 
 from megatron_bfp import IndexedDatasetError, SequenceIndexError, pack
 from megatron_bfp.indexed_dataset.reader import IndexedDataset
@@ -118,22 +118,6 @@ def test_a_consistent_forgery_is_found_by_verify(dataset, index, tmp_path):
         write_metadata(folder, metadata)
         with pytest.raises(SequenceIndexError, match="document_ids.npy"):
             verify(index.path, dataset)
-
-
-def forge(folder, key, **arrays):
-    """Make an index say something else, with every checksum right."""
-    metadata = json.loads((folder / "index.json").read_bytes())
-    for name, array in arrays.items():
-        path = folder / f"{name}.npy"
-        np.save(path, array)
-        metadata["files"][path.name] = {
-            "bytes": path.stat().st_size,
-            "ends_sha256": ends_sha256(path),
-            "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
-        }
-    metadata["max_documents_per_sequence"] = key.max_documents_per_sequence
-    write_metadata(folder, metadata)
-    return folder.rename(folder.with_name(key.name))
 
 
 @pytest.mark.parametrize("block", [1, 2, 1 << 17])
