@@ -8,14 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron_bfp import SequenceIndexError
+from megatron_bfp.packing import census as census_module
 from megatron_bfp.packing.best_fit import plan_runs
 from megatron_bfp.packing.census import take_census
 from megatron_bfp.packing.placing import place_documents, sort_documents
 from megatron_bfp.sequence_index import coverage
+from megatron_bfp.sequence_index import verify as verification
 from megatron_bfp.sequence_index.builder import build
 from megatron_bfp.sequence_index.coverage import PairSums
 from megatron_bfp.sequence_index.key import IndexKey, index_directory
-from megatron_bfp.sequence_index.verify import verify
 
 
 @st.composite
@@ -105,10 +106,10 @@ def test_documents_of_a_planned_index_are_not_looked_up(index_of, monkeypatch):
 
     monkeypatch.setattr(coverage, "_look_up_each", refuse)
     index = index_of([5, 3, 4, 4, 17, 0, 8], 8)
-    verify(index.path, index.dataset)
+    verification.verify(index.path, index.dataset)
     monkeypatch.setattr(coverage, "planned_runs", lambda key, census: plan_runs(census.remainders, key.seq_length, 1))
     with pytest.raises(AssertionError, match="looked up"):
-        verify(index.path, index.dataset)
+        verification.verify(index.path, index.dataset)
 
 
 def test_an_index_of_another_planner_is_right_if_its_sequences_are(index_of, tmp_path):
@@ -118,19 +119,17 @@ def test_an_index_of_another_planner_is_right_if_its_sequences_are(index_of, tmp
     assert runs[:, 2].tolist() == [2]
     folder = tmp_path / "data.bfp" / key.name
     forge(folder, key, document_ids=np.array([0, 1, 3, 2], dtype=np.uint32))
-    assert len(verify(index.path, index.dataset)) == 2
+    assert len(verification.verify(index.path, index.dataset)) == 2
     forge(folder, key, document_ids=np.array([0, 2, 3, 1], dtype=np.uint32))
     with pytest.raises(SequenceIndexError, match="a sequence that does not fit"):
-        verify(index.path, index.dataset)
+        verification.verify(index.path, index.dataset)
 
 
 @pytest.mark.parametrize("change", ["more", "fewer", "another document", "another count"])
 def test_other_long_documents_are_found_block_by_block(index_of, tmp_path, change, monkeypatch):
-    from megatron_bfp.packing import census
-
-    monkeypatch.setattr(census, "BLOCK", 2)
+    monkeypatch.setattr(census_module, "BLOCK", 2)
     index = index_of([8, 3, 17, 9, 3, 8], 8)
-    verify(index.path, index.dataset)
+    verification.verify(index.path, index.dataset)
     long = np.array(index.table.long_documents)
     assert long.tolist() == [[0, 1], [2, 3], [3, 4], [5, 5]]
     if change == "more":
@@ -143,12 +142,10 @@ def test_other_long_documents_are_found_block_by_block(index_of, tmp_path, chang
         long[1, 1] = 2
     forge(tmp_path / "data.bfp" / index.key.name, index.key, long_documents=long)
     with pytest.raises(SequenceIndexError, match="long_documents.npy does not match"):
-        verify(index.path, index.dataset)
+        verification.verify(index.path, index.dataset)
 
 
 def test_the_idx_is_hashed_once_for_all_indexes(index_of, monkeypatch):
-    from megatron_bfp.sequence_index import verify as verification
-
     index = index_of([5, 3, 4, 4], 8)
     build(index.dataset, IndexKey(8, 0, 2), index_directory(index.dataset.prefix))
     hashed = []
