@@ -38,8 +38,8 @@ _LOW_64_BITS = (1 << 64) - 1
 def check_coverage(index: SequenceIndex, lengths: Any, census: Census, progress: Progress) -> None:
     """Check that each remainder chunk is in exactly one sequence and every sequence fits.
 
-    Costs about 20 s and some megabytes for a billion documents if the index is the plan's; otherwise 2 bytes per
-    document, 4 if L is above 65,536, and a random read for each.
+    Costs about 15 s of CPU time and some megabytes for a billion documents if the index is the plan's; otherwise 2
+    bytes per document, 4 if L is above 65,536, and a random read for each.
 
     Args:
         lengths: as of ``DocumentLengths``, of the index's documents.
