@@ -1,14 +1,18 @@
-"""Samples per second of BFPGPTDataset, compared with megatron-core's GPTDataset on one corpus in one run.
+"""Samples per second of BFPGPTDataset, compared with megatron-core's GPTDataset in one run.
 
-    python benchmarks/dataset.py --seq-length 2048 8192 131072 --workers 0 2 --output dataset.json
-    python benchmarks/dataset.py --data-path PREFIX --seq-length 2048
+    python benchmarks/dataset.py --seq-length 2048 8192 131072 --workers 0 2 --corpora 1 8 --output dataset.json
+    python benchmarks/dataset.py --data-path PREFIX --seq-length 2048 --corpora 1
 
-Without ``--data-path`` it writes a simulated RefinedWeb corpus of random tokens to a temporary folder. GPTDataset is
-measured without masks, with ``reset_attention_mask`` and its dense mask, and with inter-document masking if
-megatron-core has it. Contenders take turns, round by round, each continuing in its epoch; the figure is the median of
-the rounds. At the end, ``--reads`` samples are read with BFPGPTDataset to show its memory.
+Without ``--data-path`` it writes simulated RefinedWeb corpora of random tokens to a temporary folder. They are read
+alone and in a blend, whose samples megatron-core makes. GPTDataset is measured without masks, with
+``reset_attention_mask`` and its dense mask, and with inter-document masking if megatron-core has it. Contenders take
+turns, round by round, each continuing in its epoch; the figure is the median of the rounds. At the end, ``--reads``
+samples are read with BFPGPTDataset to show its memory.
 """
 
+import argparse
+import contextlib
+import itertools
 import json
 import os
 import statistics
@@ -23,6 +27,7 @@ import numpy as np
 import torch
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
+from torch.utils.data import Dataset
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir))
 
@@ -30,6 +35,7 @@ from megatron_bfp import BFPGPTDataset, BFPGPTDatasetConfig
 from megatron_bfp.arguments import checked_count, checked_seq_length
 from megatron_bfp.commands.shared import Parser
 from megatron_bfp.console import run
+from megatron_bfp.errors import OptionError
 from megatron_bfp.indexed_dataset.writer import IndexedDatasetWriter
 from megatron_bfp.tables import format_table
 
@@ -65,13 +71,18 @@ def contenders(seq_length: int) -> dict[str, tuple[type, type, dict[str, Any]]]:
 
 
 def make_dataset(
-    prefix: str, cache_path: str, seq_length: int, dataset_class: type, config_class: type, options: dict[str, Any]
-) -> GPTDataset:
-    """One epoch of the training dataset of a contender, made by megatron-core's builder."""
+    prefixes: list[str],
+    cache_path: str,
+    seq_length: int,
+    dataset_class: type,
+    config_class: type,
+    options: dict[str, Any],
+) -> Dataset:
+    """One epoch of the training dataset of a contender, made by megatron-core's builder: a blend of several corpora."""
     settings = {
         "random_seed": 1234,
         "sequence_length": seq_length,
-        "blend": ([prefix], None),
+        "blend": (prefixes, None),
         "split": "1,0,0",
         "path_to_cache": cache_path,
         "tokenizer": Tokenizer(),
@@ -83,7 +94,7 @@ def make_dataset(
     return BlendedMegatronDatasetBuilder(dataset_class, [None, None, None], lambda: True, config).build()[0]
 
 
-def endless(dataset: GPTDataset, num_workers: int) -> Iterator[Any]:
+def endless(dataset: Dataset, num_workers: int) -> Iterator[Any]:
     """Samples in order, epoch after epoch."""
     if num_workers == 0:
         while True:
@@ -95,10 +106,12 @@ def endless(dataset: GPTDataset, num_workers: int) -> Iterator[Any]:
             yield from batch["tokens"]
 
 
-def compare(prefix: str, cache_path: str, seq_length: int, num_workers: int, seconds: float) -> list[dict[str, Any]]:
+def compare(
+    prefixes: list[str], cache_path: str, seq_length: int, num_workers: int, seconds: float
+) -> list[dict[str, Any]]:
     """Time all contenders at one sequence length, in rounds of about ``seconds`` per contender."""
     streams = {
-        name: endless(make_dataset(prefix, cache_path, seq_length, *classes), num_workers)
+        name: endless(make_dataset(prefixes, cache_path, seq_length, *classes), num_workers)
         for name, classes in contenders(seq_length).items()
     }
     rates: dict[str, list[float]] = {name: [] for name in streams}
@@ -114,6 +127,7 @@ def compare(prefix: str, cache_path: str, seq_length: int, num_workers: int, sec
     return [
         {
             "seq_length": seq_length,
+            "corpora": len(prefixes),
             "workers": num_workers,
             "dataset": name,
             "samples_per_second": statistics.median(measured),
@@ -129,7 +143,7 @@ def anonymous_memory() -> int:
         return next(1024 * int(line.split()[1]) for line in file if line.startswith("RssAnon:"))
 
 
-def memory_over_reads(dataset: GPTDataset, reads: int) -> list[dict[str, int]]:
+def memory_over_reads(dataset: Dataset, reads: int) -> list[dict[str, int]]:
     """RssAnon after each tenth of the reads."""
     stream, rows = endless(dataset, 0), []
     for tenth in range(10):
@@ -139,9 +153,9 @@ def memory_over_reads(dataset: GPTDataset, reads: int) -> list[dict[str, int]]:
     return rows
 
 
-def write_corpus(prefix: str, tokens: int) -> None:
+def write_corpus(prefix: str, tokens: int, seed: int = 2024) -> None:
     """Simulated RefinedWeb documents of random tokens, in Megatron's format."""
-    generator = np.random.default_rng(2024)
+    generator = np.random.default_rng(seed)
     with IndexedDatasetWriter(prefix, np.uint16) as writer:
         for _ in range(-(-tokens // (1 << 22))):
             lengths = np.ceil(generator.lognormal(5.84, 0.98, 1 << 14)).astype(np.int32)
@@ -161,8 +175,15 @@ def main() -> None:
         description="Samples per second, compared with megatron-core's own dataset.",
     )
     add = parser.add_argument
-    add("--data-path", metavar="PREFIX", help="an indexed dataset; by default, one is simulated")
-    add("--tokens", type=int, default=100_000_000, help="size of the simulated one (default: %(default)s)")
+    add("--data-path", nargs="+", metavar="PREFIX", help="indexed datasets; by default, they are simulated")
+    add("--tokens", type=int, default=400_000_000, help="of all simulated ones together (default: %(default)s)")
+    add(
+        "--corpora",
+        nargs="+",
+        type=int,
+        metavar="N",
+        help="datasets read at once, as a blend if there are several (default: 1 8; with --data-path: 1 and all)",
+    )
     add(
         "--seq-length",
         nargs="+",
@@ -179,25 +200,55 @@ def main() -> None:
     for name in ("tokens", "reads"):
         checked_count(f"--{name}", getattr(options, name))
     lengths = [checked_seq_length("--seq-length", seq_length) for seq_length in options.seq_length]
-    with tempfile.TemporaryDirectory() as directory:
-        prefix = options.data_path
-        if prefix is None:
-            prefix = os.path.join(directory, "simulated_text_document")
-            _say(f"writing {options.tokens:,} simulated tokens")
-            write_corpus(prefix, options.tokens)
+    counts = _counts(options)
+    with tempfile.TemporaryDirectory() as directory, _process_group():
+        prefixes = options.data_path or _simulated(directory, max(counts), options.tokens)
         rows = []
-        for seq_length in lengths:
-            for num_workers in options.workers:
-                _say(f"seq_length {seq_length}, {num_workers} workers")
-                rows += compare(prefix, directory, seq_length, num_workers, options.seconds)
+        for seq_length, count, num_workers in itertools.product(lengths, counts, options.workers):
+            _say(f"seq_length {seq_length}, {count} corpora, {num_workers} workers")
+            rows += compare(prefixes[:count], directory, seq_length, num_workers, options.seconds)
         _say(f"{options.reads:,} reads at seq_length {lengths[0]}")
-        memory = memory_over_reads(
-            make_dataset(prefix, directory, lengths[0], *contenders(lengths[0])[PACKED]), options.reads
-        )
+        packed = contenders(lengths[0])[PACKED]
+        memory = memory_over_reads(make_dataset(prefixes[:1], directory, lengths[0], *packed), options.reads)
     _print(rows, memory)
     if options.output:
         with open(options.output, "w", encoding="utf-8") as file:
             json.dump({"rates": rows, "memory": memory}, file, indent=2)
+
+
+def _counts(options: argparse.Namespace) -> list[int]:
+    """How many corpora are read at once, in turn.
+
+    Raises:
+        OptionError: more than there are.
+    """
+    if options.corpora is None:
+        return sorted({1, len(options.data_path or range(8))})
+    for count in options.corpora:
+        checked_count("--corpora", count)
+        if options.data_path and count > len(options.data_path):
+            raise OptionError(f"--corpora {count}: --data-path names {len(options.data_path)}; name more of them")
+    return options.corpora
+
+
+def _simulated(directory: str, count: int, tokens: int) -> list[str]:
+    """Prefixes of new corpora with ``tokens`` in all."""
+    prefixes = [os.path.join(directory, f"simulated_{number}_text_document") for number in range(count)]
+    _say(f"writing {tokens:,} simulated tokens")
+    for number, prefix in enumerate(prefixes):
+        write_corpus(prefix, -(-tokens // count), seed=2024 + number)
+    return prefixes
+
+
+@contextlib.contextmanager
+def _process_group() -> Iterator[None]:
+    """A process group of one rank: megatron-core asks for the rank before it writes the cache of a blend."""
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def _say(text: str) -> None:
@@ -209,9 +260,9 @@ def _print(rows: list[dict[str, Any]], memory: list[dict[str, int]]) -> None:
     for row in rows:
         rate = row["samples_per_second"]
         times = [f"{1e6 / rate:.1f}", f"{1e9 / rate / row['seq_length']:.1f}"]
-        cells.append([row["dataset"], row["seq_length"], row["workers"], round(rate), *times])
+        cells.append([row["dataset"], row["seq_length"], row["corpora"], row["workers"], round(rate), *times])
         cells[-1].append(f"{row['ratio_to_stock']:.2f}")
-    header = ["dataset", "L", "workers", "samples/s", "us per sample", "ns per token", "ratio to no mask"]
+    header = ["dataset", "L", "corpora", "workers", "samples/s", "us per sample", "ns per token", "ratio to no mask"]
     print(format_table(header, cells))
     print("\nMemory of BFPGPTDataset (RssAnon):")
     memory_cells = [[row["reads"], f"{row['anonymous_bytes'] / 1e6:.1f}"] for row in memory]

@@ -25,6 +25,9 @@ SLOW_READ, SLOW_ITEM = 50e-6, 10e-6
 ASKED_READS = 16
 """After a slow read, so many reads have their pages asked for."""
 
+MAPPED_AROUND = 1 << 18
+"""Bytes, more than what the kernel maps around a page that is touched: it maps again what was let go just before."""
+
 Opened = TypeVar("Opened")
 
 
@@ -114,7 +117,7 @@ def expect_next(array: np.ndarray, first: int, end: int) -> np.ndarray:
     """``array[first:end]``, the next step of a pass in such steps. What came before it leaves this process's memory;
     the kernel may keep it cached."""
     expect_pass(array[first : 2 * end - first])
-    done = array[max(0, 2 * first - end) : first]
+    done = array[max(0, 2 * first - end - MAPPED_AROUND // array.itemsize) : first]
     expect_scattered_reads(done)
     _advise(done, "MADV_DONTNEED")
     return array[first:end]

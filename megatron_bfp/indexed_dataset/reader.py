@@ -44,6 +44,7 @@ class IndexedDataset:
         sequence_pointers: int64 [sequences], bytes.
         document_indices: int64 [documents + 1], the first sequence of each document.
         idx_content: uint8 [bytes], the whole .idx as it was when it was opened.
+        is_checked_and_one_each: whether ``check_pointers`` has found every document to be one sequence.
 
     Raises:
         IndexedDatasetError: a file is missing, is not of this format, does not match the other, or has impossible
@@ -52,6 +53,7 @@ class IndexedDataset:
 
     def __init__(self, prefix: str, mmap: bool = True, needs_bin: bool = True) -> None:
         self.prefix, self.mmap, self.needs_bin = str(prefix), bool(mmap), bool(needs_bin)
+        self.is_checked_and_one_each = False
         for path in [idx_path(self.prefix)] + [bin_path(self.prefix)] * self.needs_bin:
             if not os.path.isfile(path):
                 raise IndexedDatasetError(f"{path}: no such file; give the path without .bin or .idx")
@@ -161,8 +163,10 @@ class IndexedDataset:
         """
         for _ in progress(self.checked_lengths(), -(-self.num_sequences // CHECKED_AT_ONCE), "checking pointers"):
             pass
-        for _ in progress(self.checked_documents(), -(-self.num_documents // CHECKED_AT_ONCE), "checking documents"):
-            pass
+        num_blocks, is_one_each = -(-self.num_documents // CHECKED_AT_ONCE), True
+        for numbers in progress(self.checked_documents(), num_blocks, "checking documents"):
+            is_one_each &= bool(np.all(numbers == 1))
+        self.is_checked_and_one_each = is_one_each
 
     def checked_lengths(self) -> Iterator[np.ndarray]:
         """The lengths of all sequences in blocks, each checked against its pointers, in one pass.
@@ -314,6 +318,8 @@ class DocumentLengths:
         self.dataset, self.first = dataset, first
         self.end = dataset.num_documents if end is None else end
         self._num_checked = 0  # documents at the start that are known to have one sequence each
+        if dataset.is_checked_and_one_each:
+            self._num_checked = len(self)
 
     def __len__(self) -> int:
         return self.end - self.first

@@ -43,18 +43,41 @@ class Census:
         return int(self.long_documents[-1, 1]) if len(self.long_documents) else 0
 
 
-def take_census(lengths: Any, seq_length: int, progress: Progress = without_progress) -> Census:
+class LongDocuments:
+    """Collects the long documents of a census, block by block."""
+
+    def __init__(self) -> None:
+        self._blocks = [np.empty((0, 2), dtype=np.int64)]
+
+    def add(self, rows: np.ndarray) -> None:
+        """The next ones: int64 [k, 2], documents and the number of full chunks of each."""
+        self._blocks.append(rows)
+
+    def table(self) -> np.ndarray:
+        """``Census.long_documents``."""
+        table = np.concatenate(self._blocks)
+        np.cumsum(table[:, 1], out=table[:, 1])
+        return table
+
+
+def take_census(
+    lengths: Any,
+    seq_length: int,
+    progress: Progress = without_progress,
+    long_documents: LongDocuments | None = None,
+) -> Census:
     """Count a corpus in one pass over its lengths.
 
     Args:
         lengths: integers [documents], tokens; anything with a length whose slices are numpy arrays.
+        long_documents: collects them; by default in memory.
 
     Raises:
         OptionError: a length is negative or beyond ``LONGEST_DOCUMENT``.
     """
     remainders = np.zeros(seq_length, dtype=np.int64)
     num_empty = num_tokens = 0
-    long_blocks = [np.empty((0, 2), dtype=np.int64)]
+    long_documents = long_documents or LongDocuments()
     for first, block in progress(blocks_of(lengths), num_blocks(lengths), "counting lengths"):
         for document in (int(block.argmin()), int(block.argmax())):
             if not 0 <= block[document] <= LONGEST_DOCUMENT:
@@ -63,11 +86,9 @@ def take_census(lengths: Any, seq_length: int, progress: Progress = without_prog
         num_empty += len(block) - int(np.count_nonzero(block))
         remainders += np.bincount(remainder_lengths(block, seq_length), minlength=seq_length)
         long = np.flatnonzero(block >= seq_length)
-        long_blocks.append(np.stack([long + first, block[long].astype(np.int64) // seq_length], axis=1))
+        long_documents.add(np.stack([long + first, block[long].astype(np.int64) // seq_length], axis=1))
     remainders[0] = 0
-    long_documents = np.concatenate(long_blocks)
-    np.cumsum(long_documents[:, 1], out=long_documents[:, 1])
-    return Census(len(lengths), num_empty, num_tokens, remainders, long_documents)
+    return Census(len(lengths), num_empty, num_tokens, remainders, long_documents.table())
 
 
 def blocks_of(lengths: Any) -> Iterator[tuple[int, np.ndarray]]:

@@ -7,17 +7,19 @@ exactly once. The index decides which positions have a target, never the value o
 EOD may occur inside a text.
 """
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
 from ..indexed_dataset.reader import IndexedDataset
 from ..packing.chunks import ChunkSpan
+from .reused_memory import empty_array
 from .vocabulary import check_spans, has_others
 
 
 class Sample(NamedTuple):
-    """The arrays of one sample of L positions. Each is freshly made; none shares memory with another sample's."""
+    """The arrays of one sample of L positions. None shares memory with another one that is in use."""
 
     tokens: np.ndarray
     """int64 [L]: the chunks one after another, then padding (0)."""
@@ -52,7 +54,7 @@ def build_sample(
     Raises:
         IndexedDatasetError: the dataset is damaged, or an id is not in the vocabulary.
     """
-    row = np.empty(seq_length + 1, dtype=dataset.dtype)
+    row = empty_array(seq_length + 1, dataset.dtype)
     boundaries, last_positions, last_targets, without_target, longest = [0], [], [], [], 0
     end = num_read = 0
     for _, chunk_start, chunk_end, document_end in chunks:
@@ -75,20 +77,28 @@ def build_sample(
         spans = [(start, stop + (stop < document_end)) for _, start, stop, document_end in chunks]
         check_spans(dataset, spans, vocab_size)
     row[end:] = 0
-    tokens, labels = row[:-1].astype(np.int64), row[1:].astype(np.int64)
+    tokens, labels = empty_array(seq_length, np.int64), empty_array(seq_length, np.int64)
+    tokens[:], labels[:] = row[:-1], row[1:]
     labels[last_positions] = last_targets
-    loss_mask = np.ones(seq_length, dtype=np.float32)
-    loss_mask[end:] = 0.0
+    loss_mask = empty_array(seq_length, np.float32)
+    loss_mask[:end], loss_mask[end:] = 1.0, 0.0
     loss_mask[without_target] = 0.0
     if masked_input is not None:
         loss_mask[:end][tokens[:end] == masked_input] = 0.0
-    position_ids = np.arange(seq_length, dtype=np.int64)
+    position_ids = empty_array(seq_length, np.int64)
+    position_ids[:] = _positions(seq_length)
     if reset_position_ids:
         position_ids -= np.repeat(boundaries, np.diff(boundaries, append=seq_length))
-    cu_seqlens = np.full(seq_length + 1, seq_length, dtype=np.int32)
-    cu_seqlens[: len(boundaries)] = boundaries
+    cu_seqlens = empty_array(seq_length + 1, np.int32)
+    cu_seqlens[: len(boundaries)], cu_seqlens[len(boundaries) :] = boundaries, seq_length
     max_seqlen = np.array(max(longest, seq_length - end), dtype=np.int32)
     return Sample(tokens, labels, loss_mask, position_ids, cu_seqlens, max_seqlen)
+
+
+@lru_cache(maxsize=4)
+def _positions(seq_length: int) -> np.ndarray:
+    """int64 [L]: 0 .. L - 1, to be copied."""
+    return np.arange(seq_length)
 
 
 def dense_attention_mask(cu_seqlens: np.ndarray) -> np.ndarray:

@@ -18,11 +18,13 @@ from ..console import tell
 from ..errors import OptionError, SequenceIndexError
 from ..files import has_ended, locked_directory, process_label, sync_file
 from ..indexed_dataset.reader import IndexedDataset
-from ..packing.best_fit import count_sequences, plan_runs
-from ..packing.census import take_census
+from ..packing.best_fit import Run, count_sequences, plan_runs
+from ..packing.census import Census, take_census
+from ..packing.even import plan_even_runs
 from ..packing.placing import place_documents, sort_documents
 from ..packing.table import id_dtype, run_rows
 from ..progress import Progress, without_progress
+from .fingerprints import idx_sha256
 from .format import canonical_json, metadata
 from .key import IndexKey, build_command, index_directories
 from .reader import SequenceIndex
@@ -193,7 +195,7 @@ def _rename(temporary: str, target: str, replaced: str) -> None:
 def _write(dataset: IndexedDataset, key: IndexKey, directory: str, progress: Progress) -> None:
     lengths = dataset.document_lengths.range(key.first_document, key.end_document)
     census = take_census(lengths, key.seq_length, progress)
-    runs = plan_runs(census.remainders, key.seq_length, key.max_documents_per_sequence)
+    runs = planned_runs(key, census)
     sorted_ids = sort_documents(lengths, census.remainders, id_dtype(key.end_document), key.first_document, progress)
     with open(
         os.path.join(directory, "document_ids.npy"), "wb"
@@ -205,11 +207,19 @@ def _write(dataset: IndexedDataset, key: IndexKey, directory: str, progress: Pro
     long_documents = census.long_documents + np.array([key.first_document, 0])
     np.save(os.path.join(directory, "runs.npy"), run_rows(runs, census.num_full_chunks), allow_pickle=False)
     np.save(os.path.join(directory, "long_documents.npy"), long_documents, allow_pickle=False)
+    of_idx = idx_sha256(dataset, progress)
+    described = metadata(key, census, count_sequences(census, runs), directory, dataset, of_idx, progress)
     with open(os.path.join(directory, "index.json"), "wb") as file:
-        file.write(canonical_json(metadata(key, census, count_sequences(census, runs), directory, dataset, progress)))
+        file.write(canonical_json(described))
     for name in os.listdir(directory):
         sync_file(os.path.join(directory, name))
     sync_file(directory)
+
+
+def planned_runs(key: IndexKey, census: Census) -> list[Run]:
+    """The plan of an index: the same for the same key and census, wherever and whenever it is made."""
+    plan = plan_even_runs if key.even_sequences else plan_runs
+    return plan(census.remainders, key.seq_length, key.max_documents_per_sequence)
 
 
 def _remove_leftovers(directory: str) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 from ..indexed_dataset.reader import IndexedDataset
 from ..packing.census import Census
 from ..progress import Progress, without_progress
-from .fingerprints import ends_sha256, file_sha256, idx_sha256, sampled_fingerprint
+from .fingerprints import ends_sha256, file_sha256, sampled_fingerprint
 from .key import IndexKey
 
 FORMAT = "megatron_bfp sequence index"
@@ -36,9 +36,14 @@ def metadata(
     num_sequences: int,
     directory: str,
     dataset: IndexedDataset,
+    idx_sha256: str,
     progress: Progress = without_progress,
 ) -> dict[str, Any]:
-    """What index.json must say, from the data itself."""
+    """What index.json must say, from the data itself.
+
+    Args:
+        idx_sha256: of the dataset, as ``fingerprints.idx_sha256`` computes it: once for all its indexes.
+    """
     files = {}
     for name in ARRAYS:
         path = os.path.join(directory, f"{name}.npy")
@@ -47,7 +52,7 @@ def metadata(
             "ends_sha256": ends_sha256(path),
             "sha256": file_sha256(path, progress),
         }
-    fingerprint = sampled_fingerprint(dataset.idx_content) | {"sha256": idx_sha256(dataset, progress)}
+    fingerprint = sampled_fingerprint(dataset.idx_content) | {"sha256": idx_sha256}
     described = {
         "counts": {
             "documents": census.num_documents,

@@ -2,15 +2,17 @@
 
 import json
 import os
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
 from ..errors import SequenceIndexError
 from ..indexed_dataset.memory_maps import expect_next
 from ..indexed_dataset.reader import IndexedDataset
-from ..packing.census import BLOCK, Census, take_census
+from ..packing.census import LongDocuments, take_census
 from ..progress import Progress, without_progress
+from .coverage import check_coverage
+from .fingerprints import idx_sha256
 from .format import ARRAYS, canonical_json, metadata
 from .key import damaged, index_directories
 from .reader import SequenceIndex
@@ -39,23 +41,32 @@ def verify_all(
         raise SequenceIndexError(
             f"{directories[0]}: there is no sequence index; build one with megatron-bfp index {prefix}"
         )
-    return [verify(path, dataset, progress) for path in paths]
+    of_idx = idx_sha256(dataset, progress)
+    return [verify(path, dataset, progress, of_idx) for path in paths]
 
 
-def verify(path: str, dataset: IndexedDataset, progress: Progress = without_progress) -> SequenceIndex:
+def verify(
+    path: str, dataset: IndexedDataset, progress: Progress = without_progress, of_idx: str | None = None
+) -> SequenceIndex:
     """Check everything about an index: each byte of its files, and what it says against the .idx.
 
     All of index.json is computed anew from the .idx and the arrays and compared byte for byte. Then every remainder
-    chunk must be in exactly one sequence and every sequence must fit.
+    chunk must be in exactly one sequence and every sequence must fit. Memory is constant for an index of this version's
+    plan.
+
+    Args:
+        of_idx: sha256 of the whole .idx, if it is known.
 
     Raises:
         SequenceIndexError, IndexedDatasetError: something is wrong.
     """
     index = SequenceIndex(path, dataset)
     lengths = dataset.document_lengths.range(index.key.first_document, index.key.end_document)
-    census = take_census(lengths, index.key.seq_length, progress)
+    long_documents = _Compared(index)
+    census = take_census(lengths, index.key.seq_length, progress, long_documents)
+    of_idx = of_idx or idx_sha256(dataset, progress)
     try:
-        expected = metadata(index.key, census, index.table.num_sequences, path, dataset, progress)
+        expected = metadata(index.key, census, index.table.num_sequences, path, dataset, of_idx, progress)
         with open(os.path.join(path, "index.json"), "rb") as file:
             content = file.read()
         names = set(os.listdir(path))
@@ -66,44 +77,35 @@ def verify(path: str, dataset: IndexedDataset, progress: Progress = without_prog
         raise damaged(path, dataset, f"index.json: {wrong} does not match the data")
     if names != {"index.json", *(f"{name}.npy" for name in ARRAYS)}:
         raise damaged(path, dataset, "there are files that do not belong to it")
-    _check_coverage(index, lengths, census, progress)
+    if long_documents.differ:
+        raise damaged(path, dataset, "long_documents.npy does not match the lengths in the .idx")
+    check_coverage(index, lengths, census, progress)
     return index
 
 
-def _check_coverage(index: SequenceIndex, lengths: Any, census: Census, progress: Progress) -> None:
-    """Every full chunk is listed, every remainder chunk is in exactly one sequence, and every sequence fits."""
-    key, table = index.key, index.table
+class _Compared(LongDocuments):
+    """The long documents of a census compared with those of an index, which are never in memory at once."""
 
-    def refuse(reason: str) -> NoReturn:
-        raise damaged(index.path, index.dataset, reason)
+    def __init__(self, index: SequenceIndex) -> None:
+        self._expected, self._first_document = index.table.long_documents, index.key.first_document
+        self._num_rows = self._num_full_chunks = 0
+        self._differs = False
 
-    if not np.array_equal(table.long_documents, census.long_documents + np.array([key.first_document, 0])):
-        refuse("long_documents.npy does not match the lengths in the .idx")
-    if len(table.document_ids) != census.num_remainders:
-        refuse("document_ids.npy does not name every document once")
-    if key.max_documents_per_sequence and np.any(table.runs[:, 2] > key.max_documents_per_sequence):
-        refuse("a sequence has more documents than max_documents_per_sequence")
-    remainders = np.empty(len(lengths), dtype=np.uint32)
-    for first in progress(range(0, len(lengths), BLOCK), -(-len(lengths) // BLOCK), "reading lengths"):
-        remainders[first : first + BLOCK] = lengths[first : first + BLOCK] % key.seq_length
-    firsts = np.append(table.runs[:, 0], table.num_sequences)
-    for (_, entry, chunks, work), count in progress(
-        zip(table.runs.tolist(), np.diff(firsts).tolist()), len(table.runs), "checking sequences"
-    ):
-        step = max(1, BLOCK // chunks)
-        for first in range(0, count, step):
-            rows = expect_next(table.document_ids, entry + first * chunks, entry + min(first + step, count) * chunks)
-            documents = rows.astype(np.int64) - key.first_document
-            if documents.min() < 0 or documents.max() >= len(lengths):
-                refuse("document_ids.npy names documents outside the range")
-            num_tokens = remainders[documents].astype(np.int64)
-            remainders[documents] = 0  # so that a second mention of a document has no tokens left
-            if num_tokens.min() < 1 or len(np.unique(documents)) != len(documents):
-                refuse("document_ids.npy does not name every document once")
-            if num_tokens.reshape(-1, chunks).sum(axis=1).max() > key.seq_length:
-                refuse("document_ids.npy has a sequence that does not fit")
-            if np.any((num_tokens**2).reshape(-1, chunks).sum(axis=1) != work):
-                refuse("the work in runs.npy is not that of the sequences in document_ids.npy")
+    def add(self, rows: np.ndarray) -> None:
+        end = self._num_rows + len(rows)
+        rows[:, 0] += self._first_document
+        rows[:, 1] = self._num_full_chunks + np.cumsum(rows[:, 1])
+        self._differs |= not np.array_equal(expect_next(self._expected, self._num_rows, end), rows)
+        self._num_rows, self._num_full_chunks = end, int(rows[-1, 1]) if len(rows) else self._num_full_chunks
+
+    def table(self) -> np.ndarray:
+        """Those of the index, counted in the dataset; see ``differ``."""
+        return self._expected
+
+    @property
+    def differ(self) -> bool:
+        """Whether the index has others than the census."""
+        return self._differs or self._num_rows != len(self._expected)
 
 
 def _first_difference(expected: Any, actual: Any, name: str = "") -> str:

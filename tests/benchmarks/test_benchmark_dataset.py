@@ -15,13 +15,14 @@ TOOL = [sys.executable, "-W", "ignore", str(ROOT / "benchmarks/dataset.py")]
 
 
 def test_the_table_and_the_json_tell_the_same(write_dataset, tmp_path):
-    dataset = write_dataset(documents_of([300] * 50))
-    arguments = ["--data-path", dataset.prefix, "--seq-length", "1024", "--workers", "0", "1", "--seconds", "0.02"]
+    prefixes = [write_dataset(documents_of([300] * 50), name).prefix for name in ("one", "two")]
+    arguments = ["--data-path", *prefixes, "--seq-length", "1024", "--workers", "0", "1", "--seconds", "0.02"]
     arguments += ["--reads", "100", "--output", str(tmp_path / "out.json")]
     done = subprocess.run([*TOOL, *arguments], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     figures = json.loads((tmp_path / "out.json").read_text())
-    assert {row["workers"] for row in figures["rates"]} == {0, 1}
+    assert {(row["workers"], row["corpora"]) for row in figures["rates"]} == {(0, 1), (1, 1), (0, 2), (1, 2)}
+    assert not (tmp_path / "cache").exists()  # of GPTDataset, beside the data
     names = {row["dataset"] for row in figures["rates"]}
     assert {"BFPGPTDataset", "GPTDataset, no mask", "GPTDataset, reset_attention_mask"} <= names
     assert all(name in done.stdout for name in names)
@@ -34,7 +35,16 @@ def test_a_simulated_corpus_is_made_where_none_is_given():
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("arguments", [["--tokens", "0"], ["--seq-length", "0"], ["--data-path", "nowhere"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--tokens", "0"],
+        ["--seq-length", "0"],
+        ["--corpora", "0"],
+        ["--data-path", "nowhere", "--corpora", "2"],
+        ["--data-path", "nowhere"],
+    ],
+)
 def test_bad_options_are_refused(arguments, monkeypatch):
     from benchmarks.dataset import main
 

@@ -248,11 +248,11 @@ def test_dealing_gives_each_chunk_once_and_keeps_spaces_close_together(lengths, 
 def test_a_gap_is_filled_exactly_or_left_with_room():
     gaps = Gaps(seq_length=20, cap=None, num_sequences=4, most_sequences=4)
     for sequence, space in enumerate((5, 6, 9, 12)):
-        gaps.put(Run(sequence, 1, 1, None), space)
+        gaps.put(Run(sequence, 1, 1, None, 0), space)
     gaps.room = {6: 4, 5: 4, 8: 0, 13: 0}
-    assert gaps.take(6, 1) == (Run(1, 1, 1, None), 6, 1)  # exactly
-    assert gaps.take(6, 1) == (Run(3, 1, 1, None), 12, 2)  # 9 would leave 3
-    assert gaps.take(8, 1) == (Run(2, 1, 1, None), 9, 1)  # best fit
+    assert gaps.take(6, 1) == (Run(1, 1, 1, None, 0), 6, 1)  # exactly
+    assert gaps.take(6, 1) == (Run(3, 1, 1, None, 0), 12, 2)  # 9 would leave 3
+    assert gaps.take(8, 1) == (Run(2, 1, 1, None, 0), 9, 1)  # best fit
     with pytest.raises(TooManySequences):
         gaps.take(13, 1)
 
@@ -263,9 +263,9 @@ def test_room_is_left_for_a_later_chunk():
 
 
 def test_unevenness_is_five_times_the_percentile_or_three_times_the_largest():
-    assert unevenness([Run(0, 99, 10, None), Run(99, 1, 12, None)]) == 50
-    assert unevenness([Run(0, 99, 10, None), Run(99, 1, 20, None)]) == 60
-    assert unevenness([Run(0, 98, 10, None), Run(98, 2, 12, None)]) == 60
+    assert unevenness([Run(0, 99, 10, None, 0), Run(99, 1, 12, None, 0)]) == 50
+    assert unevenness([Run(0, 99, 10, None, 0), Run(99, 1, 20, None, 0)]) == 60
+    assert unevenness([Run(0, 98, 10, None, 0), Run(98, 2, 12, None, 0)]) == 60
 
 
 def test_the_bound_of_remainders_leaves_out_full_chunks():

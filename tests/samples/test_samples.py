@@ -9,6 +9,7 @@ from helpers.datasets import documents_of, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from megatron_bfp.samples import reused_memory
 from megatron_bfp.samples.sample import build_sample, dense_attention_mask
 from megatron_bfp.sequence_index.builder import build
 from megatron_bfp.sequence_index.key import IndexKey, index_directory
@@ -138,6 +139,26 @@ def test_two_reads_are_equal_and_share_no_memory(write_dataset):
             assert not np.shares_memory(getattr(one, name), getattr(other, name))
     arrays = list(first[0])
     assert not any(np.shares_memory(a, b) for i, a in enumerate(arrays) for b in arrays[:i])
+
+
+def test_samples_whose_memory_is_used_again_are_those_of_fresh_memory(write_dataset, monkeypatch):
+    """Ragged and padded, read after samples that left other bytes behind, kept and let go in turn."""
+    dataset = write_dataset(documents_of([60, 64, 3, 64, 30, 29, 1, 130, 5]))
+    fresh = samples_of(dataset, 64, reset_position_ids=True)
+    monkeypatch.setattr(reused_memory, "SMALL", 0)
+    kept = []
+    for round_number in range(4):
+        for number, sample in enumerate(samples_of(dataset, 64, reset_position_ids=True)):
+            if (round_number + number) % 2:
+                kept.append((number, sample))
+            else:
+                for array in sample:
+                    array.fill(77)
+        samples_of(dataset, 64)
+    assert len(kept) == 2 * len(fresh)
+    for number, sample in kept:
+        assert all(np.array_equal(*arrays) for arrays in zip(sample, fresh[number], strict=True))
+    assert not np.array_equal(kept[0][1].tokens, kept[1][1].tokens)
 
 
 def test_the_dense_mask_hides_other_documents_and_the_future(write_dataset):

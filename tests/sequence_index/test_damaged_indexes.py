@@ -8,13 +8,13 @@ import shutil
 import numpy as np
 import pytest
 from helpers.datasets import documents_of, write
-from helpers.indexes import LENGTHS, content_of, write_metadata
+from helpers.indexes import LENGTHS, content_of, forge, write_metadata
 
 from megatron_bfp import IndexedDatasetError, SequenceIndexError, pack
 from megatron_bfp.indexed_dataset import reader as dataset_reader
 from megatron_bfp.indexed_dataset.format import HEADER_BYTES
 from megatron_bfp.indexed_dataset.reader import IndexedDataset
-from megatron_bfp.sequence_index import verify as index_verification
+from megatron_bfp.sequence_index import coverage
 from megatron_bfp.sequence_index.builder import build, open_or_build
 from megatron_bfp.sequence_index.fingerprints import ends_sha256, sampled_fingerprint
 from megatron_bfp.sequence_index.key import IndexKey, index_directory
@@ -122,29 +122,13 @@ def test_a_consistent_forgery_is_found_by_verify(dataset, index, tmp_path):
             verify(index.path, dataset)
 
 
-def forge(folder, key, **arrays):
-    """Make an index say something else, with every checksum right."""
-    metadata = json.loads((folder / "index.json").read_bytes())
-    for name, array in arrays.items():
-        path = folder / f"{name}.npy"
-        np.save(path, array)
-        metadata["files"][path.name] = {
-            "bytes": path.stat().st_size,
-            "ends_sha256": ends_sha256(path),
-            "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
-        }
-    metadata["max_documents_per_sequence"] = key.max_documents_per_sequence
-    write_metadata(folder, metadata)
-    return folder.rename(folder.with_name(key.name))
-
-
 def test_runs_that_contradict_each_other_are_refused_at_open(write_dataset, tmp_path):
     """With every checksum right: a run without sequences, one without chunks, and runs that are not in order."""
     dataset = write_dataset(documents_of([5, 3, 4, 4, 2, 2, 2, 2]))
     key = IndexKey(8, 0, 8)
     index = build(dataset, key, index_directory(dataset.prefix))
     runs, folder = np.array(index.table.runs), tmp_path / "data.bfp" / key.name
-    assert runs.tolist() == [[0, 0, 2], [2, 4, 4]]
+    assert runs.tolist() == [[0, 0, 2, 34], [1, 2, 2, 32], [2, 4, 4, 16]]
     for rows in (
         [[0, 0, 2], [2, 4, 7], [2, 4, 4]],
         [[0, 0, 2], [2, 4, 4], [3, 8, 1]],
@@ -154,7 +138,7 @@ def test_runs_that_contradict_each_other_are_refused_at_open(write_dataset, tmp_
         [[1, 0, 2], [2, 2, 6]],
         [[0, 1, 2], [2, 5, 3]],
     ):
-        forge(folder, key, runs=np.array(rows, dtype=np.int64))
+        forge(folder, key, runs=np.array([[*row, 16] for row in rows], dtype=np.int64))
         with pytest.raises(SequenceIndexError, match="contradict index.json"):
             SequenceIndex(index.path, dataset)
     forge(folder, key, runs=runs)
@@ -196,7 +180,7 @@ def test_fault_D08_a_document_twice_in_one_step_is_found_by_verify(write_dataset
     key = IndexKey(8, 0, 8)
     index = build(dataset, key, index_directory(dataset.prefix))
     ids = np.array(index.table.document_ids)
-    monkeypatch.setattr(index_verification, "BLOCK", block)
+    monkeypatch.setattr(coverage, "BLOCK", block)
     verify(index.path, dataset)
     for position, copied in ((1, 0), (7, 6), (7, 0)):
         forged = ids.copy()
