@@ -45,6 +45,9 @@ class Ranks:
     micro_batches: int
     """Of each rank, per step."""
 
+    def __str__(self) -> str:
+        return f"{self.data_parallel_size}x{self.micro_batches}"
+
     @property
     def global_batch_size(self) -> int:
         """Sequences per step."""
