@@ -12,6 +12,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -59,18 +60,11 @@ def long_lengths(documents: int) -> np.ndarray:
 SIMULATED: dict[str, Callable[[int], np.ndarray]] = {"web": simulated_lengths, "long": long_lengths}
 
 
-def measure(
-    lengths: np.ndarray, seq_length: int, even: bool, ranks: Ranks, hidden_size: int, num_stages: int, seed: int
-) -> dict[str, Any]:
-    """Time lost with one plan, by the value of ``--balance-batches``.
+def plan(lengths: np.ndarray, seq_length: int, even: bool) -> WorkOfPlan:
+    """Pack a corpus.
 
     Args:
-        even: whether the plan is one with even sequences.
-        num_stages: of each pipeline, where ranks are pipelines.
-
-    Returns:
-        "random", "balanced" and "over_batches": each with "once_per_step", "every_micro_step" and "pipelines"; 0.1 is
-        10 %.
+        even: with even sequences.
 
     Raises:
         InputError: there are no tokens.
@@ -78,8 +72,22 @@ def measure(
     census = take_census(lengths, seq_length)
     if not census.num_tokens:
         raise InputError("--lengths: there are no tokens")
-    plan = plan_sequences(census, seq_length, even=even)
-    work = WorkOfPlan(plan.counts, plan.work)
+    planned = plan_sequences(census, seq_length, even=even)
+    return WorkOfPlan(planned.counts, planned.work)
+
+
+def measure(
+    work: WorkOfPlan, seq_length: int, ranks: Ranks, hidden_size: int, num_stages: int, seed: int
+) -> dict[str, Any]:
+    """Time lost with one plan, by the order of samples.
+
+    Args:
+        num_stages: of each pipeline, where ranks are pipelines.
+
+    Returns:
+        "random", "balanced" and "over_batches": each with "once_per_step", "every_micro_step" and "pipelines"; 0.1 is
+        10 %.
+    """
     lost = {}
     orders = costs_by_order(work, seq_length, hidden_size, ranks, seed)
     for name, (_, costs) in zip(("random", "balanced", "over_batches"), orders, strict=True):
@@ -100,12 +108,12 @@ def main() -> None:
     for name, lengths in _corpora(options.lengths, options.documents):
         for seq_length in options.seq_length:
             checked_seq_length("--seq-length", seq_length)
-            for ranks in options.ranks:
-                print(f"{name} at seq_length {seq_length}, {ranks} ranks ...", file=sys.stderr, flush=True)
-                for even in (False, True):
-                    settings = (ranks, options.hidden_size, options.pipeline_stages, options.seed)
-                    row = {"lengths": name, "seq_length": seq_length, "ranks": str(ranks), "even_sequences": even}
-                    rows.append(row | measure(lengths, seq_length, even, *settings))
+            print(f"{name} at seq_length {seq_length} ...", file=sys.stderr, flush=True)
+            plans = [(even, plan(lengths, seq_length, even)) for even in (False, True)]
+            for ranks, (even, work) in product(options.ranks, plans):
+                row = {"lengths": name, "seq_length": seq_length, "ranks": str(ranks), "even_sequences": even}
+                settings = (options.hidden_size, options.pipeline_stages, options.seed)
+                rows.append(row | measure(work, seq_length, ranks, *settings))
     _print(rows, options.pipeline_stages)
     if options.output:
         with open(options.output, "w", encoding="utf-8") as file:
@@ -127,7 +135,7 @@ def _parser() -> Parser:
     ranks = "data-parallel size x micro-batches of one sequence, per step (default: 64x4 16x16 512x1)"
     add("--ranks", nargs="+", type=ranks_of, default=RANKS, metavar="DxM", help=ranks)
     add("--hidden-size", type=int, default=HIDDEN_SIZE, metavar="H", help="of the model (default: %(default)s)")
-    add("--pipeline-stages", type=int, default=4, metavar="P", help="of ranks that are pipelines (default: %(default)s)")
+    add("--pipeline-stages", type=int, default=4, metavar="P", help="of each pipeline (default: %(default)s)")
     add("--seed", type=int, default=SEED, metavar="SEED", help="orders sequences (default: %(default)s)")
     add("--output", metavar="FILE", help="also write the figures as JSON")
     return parser

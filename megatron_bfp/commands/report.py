@@ -125,7 +125,7 @@ def execute(options: argparse.Namespace) -> None:
         return
     lines = [f"wrote {path}" for path in written]
     if options.output and not can_draw():
-        lines.insert(0, f"no figures: they need matplotlib, {pip_command('matplotlib')}")
+        lines[:0] = [f"no {figure}: it needs matplotlib, {pip_command('matplotlib')}" for figure in FIGURES]
     say("\n".join([text, *lines]))
 
 

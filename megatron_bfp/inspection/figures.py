@@ -44,9 +44,8 @@ def draw_truncations(reports: Sequence[Report]) -> bytes:
             panel.xaxis.set_major_formatter(lambda tokens, _: f"{tokens:g}" if tokens < 1024 else f"{tokens / 1024:g}k")
             panel.grid(axis="y", color="0.92")
         cuts.set_yscale("symlog", linthresh=1)
-        cuts.set_ylim(
-            -0.4, 3 * max(1, *(row.cuts_of_concatenation for other in reports for row in other.length_classes))
-        )
+        most_cuts = max([1, *(row.cuts_of_concatenation for other in reports for row in other.length_classes)])
+        cuts.set_ylim(-0.4, 3 * most_cuts)
         cuts.set_title(f"seq_length {report.seq_length:,}")
         shares.set_xlabel("document length up to (tokens)")
     panels[0][0].set_ylabel("truncations (how often documents are cut)")

@@ -57,7 +57,7 @@ def dealt_order(work: np.ndarray, num_batches: int, tile: int, seed: int) -> np.
     tiles[1::2] = tiles[1::2, ::-1]
     work_of_tiles = work[tiles]
     spreads = (work_of_tiles[..., -1] - work_of_tiles[..., 0]).sum(axis=1)
-    so_far = np.zeros((num_batches, tile), dtype=np.int64)
+    so_far = np.zeros((num_batches, tile), dtype=work.dtype)
     for micro_step in np.argsort(-spreads, kind="stable"):
         slots = np.argsort(-so_far, kind="stable")
         np.put_along_axis(tiles[micro_step], slots, tiles[micro_step].copy(), axis=1)
