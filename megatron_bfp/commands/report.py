@@ -76,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_seq_length(parser)
     add_split(parser, "all documents; with it, those of the train split")
     add_cap(parser, compared=CAPS)
-    add_seed(parser, "which orders documents under concatenation and sequences", default=SEED)
+    add_seed(parser, "which orders documents under concatenation, and simulated samples", default=SEED)
     parser.add_argument(
         "--ranks",
         nargs="+",
