@@ -40,10 +40,11 @@ def build_indexes(dataset: IndexedDataset, options: argparse.Namespace) -> list[
         BFPError: an index is there and wrong, or one cannot be written.
     """
     names = {"all": "train"} if options.split is None else dict(zip(SPLIT_NAMES, SPLIT_NAMES))
-    cap, directory, built = options.max_documents_per_sequence, index_directory(dataset.prefix), []
+    rule = options.max_documents_per_sequence, options.even_sequences
+    directory, built = index_directory(dataset.prefix), []
     for seq_length in options.seq_length:
         for label, name in names.items():
-            key = IndexKey.for_split(dataset.num_documents, seq_length, options.split, name, cap)
+            key = IndexKey.for_split(dataset.num_documents, seq_length, options.split, name, *rule)
             if key is not None:
                 index = build(dataset, key, directory, options.overwrite, terminal_progress)
                 built.append(_with_cuts(label, index))

@@ -15,6 +15,7 @@ KEYS_OF_DATASET = """\
     prefix, documents, tokens, dtype
     indexes: an object for each index
       path, name, seq_length, max_documents_per_sequence (null: no limit),
+      even_sequences (true or false),
       first_document, end_document (exclusive),
       documents, empty_documents, tokens, sequences, padding (positions)"""
 """For the help of verbs whose objects are made of ``dataset_entry`` and ``index_entry``."""
@@ -47,6 +48,7 @@ def index_entry(index: SequenceIndex) -> dict[str, Any]:
         "name": key.name,
         "seq_length": key.seq_length,
         "max_documents_per_sequence": key.max_documents_per_sequence,
+        "even_sequences": key.even_sequences,
         "first_document": key.first_document,
         "end_document": key.end_document,
         **{name: index.counts[name] for name in names},

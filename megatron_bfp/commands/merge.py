@@ -10,7 +10,9 @@ from ..preprocessing.write import refuse_to_replace
 from ..progress import terminal_progress
 from .built_indexes import build_indexes, describe
 from .shared import (
+    OF_INDEX,
     add_cap,
+    add_even,
     add_output_prefix,
     add_overwrite,
     add_seq_length,
@@ -42,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_seq_length(parser, without="default: no index is built")
     add_split(parser, "one index of all documents")
     add_cap(parser)
+    add_even(parser)
     add_overwrite(parser, "a dataset or an index that exists")
 
 
@@ -53,8 +56,8 @@ def execute(options: argparse.Namespace) -> None:
     """
     check_packing(options)
     check_output_prefix(options)
-    for name in ("split", "max_documents_per_sequence"):
-        if getattr(options, name) is not None and not options.seq_length:
+    for name in OF_INDEX:
+        if getattr(options, name) != options.parser.get_default(name) and not options.seq_length:
             raise OptionError(f"--{name.replace('_', '-')} needs --seq-length: it says which indexes are built")
     prefix = options.output_prefix.removesuffix(".bin").removesuffix(".idx")
     if not options.overwrite:

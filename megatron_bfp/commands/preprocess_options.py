@@ -20,10 +20,12 @@ from ..preprocessing.write import Executor
 from ..tokenizers.registry import TokenizerOptions
 from ..tokenizers.tiktoken import PATTERNS, TiktokenOptions
 from .shared import (
+    OF_INDEX,
     Options,
     Parser,
     add_append_bos,
     add_cap,
+    add_even,
     add_output_prefix,
     add_overwrite,
     add_seq_length,
@@ -41,7 +43,6 @@ OF_INPUT = (
     *("json_keys", "tokenizer_type", "tokenizer_model", "eod_token", "append_eod", "bos_token", "append_bos"),
     *("workers", "skip_bad_documents", "executor", "ray_address", *OF_TIKTOKEN),
 )
-OF_INDEX = ("split", "max_documents_per_sequence")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -198,6 +199,7 @@ def _add_index(group: Options) -> None:
     add_seq_length(group, without="required without --shard-index")
     add_split(group, "one index of all documents")
     add_cap(group)
+    add_even(group)
 
 
 def _add_processes(group: Options) -> None:

@@ -19,6 +19,9 @@ from ..tokenizers.registry import TOKENIZER_TYPES
 SEED = 1234
 """Megatron's default for --seed."""
 
+OF_INDEX = ("split", "max_documents_per_sequence", "even_sequences")
+"""Options that say which index is built for a ``--seq-length``."""
+
 Options = argparse._ActionsContainer
 """A parser or a group of one: whatever options are added to."""
 
@@ -144,6 +147,16 @@ def add_cap(options: Options, compared: tuple[int, ...] = ()) -> None:
         settings = {"help": f"limits to compare with packing without a limit (default: {default})"}
         settings |= {"nargs": "+", "default": compared}
     options.add_argument("--max-documents-per-sequence", type=int, metavar="N", **settings)
+
+
+def add_even(options: Options) -> None:
+    """``--even-sequences``."""
+    options.add_argument(
+        "--even-sequences",
+        action="store_true",
+        help="spread short documents over all sequences, so that each holds about as many documents as the others "
+        "(default: pack best fit)",
+    )
 
 
 def add_seed(options: Options, meaning: str, default: int | None = None) -> None:

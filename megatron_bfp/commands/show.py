@@ -1,15 +1,19 @@
 """``megatron-bfp show``: what one training sequence consists of."""
 
 import argparse
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ..arguments import checked_cap, checked_seq_length
+import numpy as np
+
+from ..arguments import checked_cap, checked_count, checked_seq_length
 from ..console import say
 from ..errors import InputError, OptionError
 from ..files import write_whole
 from ..indexed_dataset.reader import IndexedDataset
 from ..inspection.page import to_html
 from ..inspection.view import SequenceView, ShownChunk, to_text, view_sequence
+from ..samples.balanced_dataset import BalancedDataset
 from ..sequence_index.key import SPLIT_NAMES
 from ..sequence_index.split import PackedSplit
 from ..tokenizers.interface import Tokenizer
@@ -19,6 +23,7 @@ from .shared import (
     SEED,
     add_cache_path,
     add_cap,
+    add_even,
     add_json,
     add_prefix,
     add_seed,
@@ -29,13 +34,15 @@ from .shared import (
 
 DESCRIPTION = (
     "Show what one training sequence consists of: which parts of which documents, and with a tokenizer their text. "
-    "Name it by --sequence, or by --sample and the run's --seed. In a blend, samples are counted in each dataset."
+    "Name it by --sequence, or by --sample and the run's --seed. In a blend, samples are counted in each dataset, in "
+    "the order without balancing."
 )
 EPILOG = """\
 keys of --json:
   prefix, index (path), split (null without --split), seq_length
   sequence, num_sequences (of the index)
   sample, seed, epoch (null without --sample)
+  global_batch_size (null without it)
   tokens, padding, targets (positions with loss)
   chunks: an object for each chunk, in order
     position (its first one in the sequence), length (tokens), targets
@@ -54,9 +61,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_seed(parser, "which orders its samples")
     add_split(parser, "the index of all documents")
     parser.add_argument(
+        "--global-batch-size",
+        type=int,
+        metavar="B",
+        help="of a run with balanced batches: count --sample in their order (default: the order without balancing)",
+    )
+    parser.add_argument(
         "--split-name", choices=SPLIT_NAMES, help=f"which of the splits of --split (default: {SPLIT_NAMES[0]})"
     )
     add_cap(parser)
+    add_even(parser)
     add_cache_path(parser)
     add_tokenizer(parser, "no text is shown")
     parser.add_argument("--text", action="store_true", help="print the text of every chunk in full")
@@ -105,9 +119,33 @@ def _wanted(packed_split: PackedSplit, options: argparse.Namespace) -> _Wanted:
     if options.sample is None or not len(packed_split):  # an index without sequences is refused by whoever reads it
         return _Wanted(options.sequence or 0)
     seed = SEED if options.seed is None else options.seed
-    epoch = options.sample // len(packed_split)
-    origin = f"sample {options.sample} with seed {seed} (epoch {epoch})"
-    return _Wanted(packed_split.sequence_of(options.sample, seed), seed, epoch, origin)
+    epoch, sample, size = options.sample // len(packed_split), options.sample, options.global_batch_size
+    if size is not None:
+        ordered = BalancedDataset(_Samples(packed_split, seed, (epoch + 1) * len(packed_split)), size)
+        sample = ordered.sample_of(sample)
+    batches = "" if size is None else f" and balanced batches of {size:,}"
+    origin = f"sample {options.sample} with seed {seed}{batches} (epoch {epoch})"
+    return _Wanted(packed_split.sequence_of(sample, seed), seed, epoch, origin)
+
+
+@dataclass(frozen=True)
+class _Samples:
+    """The samples of a run, as far as ``BalancedDataset`` needs them to order batches."""
+
+    packed_split: PackedSplit
+    seed: int
+    num_samples: int
+    """In whole epochs."""
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    @property
+    def samples_per_epoch(self) -> int:
+        return len(self.packed_split)
+
+    def work_of(self, samples: np.ndarray) -> np.ndarray:
+        return self.packed_split.work_of(samples, self.seed)
 
 
 def _load_tokenizer(options: argparse.Namespace) -> Tokenizer | None:
@@ -141,6 +179,7 @@ def _entry(
         "sample": options.sample,
         "seed": wanted.seed,
         "epoch": wanted.epoch,
+        "global_batch_size": options.global_batch_size,
         "tokens": view.num_tokens,
         "padding": view.padding,
         "targets": view.num_targets,
@@ -171,6 +210,10 @@ def _check(options: argparse.Namespace) -> None:
         raise OptionError(f"--sample {options.sample}: samples are counted from 0")
     if options.seed is not None and options.sample is None:
         raise OptionError("--seed orders samples: give it with --sample, not with --sequence")
+    if options.global_batch_size is not None:
+        checked_count("--global-batch-size", options.global_batch_size)
+        if options.sample is None:
+            raise OptionError("--global-batch-size orders samples: give it with --sample, not with --sequence")
     if options.split_name is not None and options.split is None:
         raise OptionError(f"--split-name {options.split_name}: give --split too, as in training")
     for name in ("text", "eod_token", "bos_token"):
@@ -181,9 +224,15 @@ def _check(options: argparse.Namespace) -> None:
 def _open_split(options: argparse.Namespace) -> PackedSplit:
     """The split that the options name."""
     dataset, split_name = IndexedDataset(options.prefix), options.split_name or SPLIT_NAMES[0]
-    cap, cache_path = options.max_documents_per_sequence, options.data_cache_path
     packed_split = PackedSplit.open(
-        dataset, options.seq_length, options.split, split_name, cap, cache_path, builds=False
+        dataset,
+        options.seq_length,
+        options.split,
+        split_name,
+        options.max_documents_per_sequence,
+        options.data_cache_path,
+        even_sequences=options.even_sequences,
+        builds=False,
     )
     if packed_split is None:
         raise OptionError(f"--split {options.split}: its {split_name} split has no documents")

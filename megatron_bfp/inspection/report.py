@@ -1,20 +1,25 @@
 """What packing a corpus saves and costs at one sequence length, beside concatenation.
 
-Everything is counted from the lengths of the documents; nothing is estimated. Concatenation joins documents in the
-order of ``lengths`` and cuts every L tokens, so the order in which Megatron would join them (``megatron_order``) gives
-Megatron's cuts. Packing cuts a document of n tokens ceil(n / L) - 1 times, wherever it is.
+Everything is counted from the lengths of the documents; only the time that ranks wait is simulated. Concatenation joins
+documents in the order of ``lengths`` and cuts every L tokens, so the order in which Megatron would join them
+(``megatron_order``) gives Megatron's cuts. Packing cuts a document of n tokens ceil(n / L) - 1 times, wherever it is.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..packing.best_fit import Run, count_sequences, plan_runs
+from ..packing.best_fit import plan_runs
 from ..packing.bounds import lower_bound
 from ..packing.census import LONGEST_DOCUMENT, Census, blocks_of, num_blocks, take_census
+from ..packing.even import plan_even_runs
 from ..progress import Progress, without_progress
+from .waiting import HIDDEN_SIZE, Ranks, WaitingOfPlan, WorkOfPlan, waiting_of_plan
+
+PERCENT = (0, *range(5, 100, 5), 98, 99, 99.5, 99.8, 99.9, 99.95, 99.98, 99.99, 100)
+"""Where a distribution over sequences is given."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +51,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Compactness:
-    """Best-fit decreasing packing under one cap."""
+    """Packing under one cap, best-fit decreasing or with even sequences."""
 
     max_documents_per_sequence: int | None
     sequences: int
@@ -57,6 +62,31 @@ class Compactness:
     documents_per_sequence: Spread
     attention_work: Spread
     """Sum of the squared chunk lengths of a sequence over L squared: 1 is full causal attention."""
+
+
+@dataclass(frozen=True)
+class DistributionPoint:
+    """What so many percent of the sequences have at most."""
+
+    percent: float
+    documents: int
+    """Per sequence, best-fit decreasing."""
+    documents_even: int
+    """With even sequences."""
+    work: float
+    """Sum of the squared chunk lengths of a sequence over L squared."""
+    work_even: float
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """Time that some ranks lose by waiting for each other."""
+
+    data_parallel_size: int
+    micro_batches: int
+    """Of each rank, per step, with one sequence each."""
+    best_fit: WaitingOfPlan
+    even: WaitingOfPlan
 
 
 @dataclass(frozen=True)
@@ -76,22 +106,40 @@ class Report:
     length_classes: list[LengthClass]
     """By powers of two and L, shortest first; those without documents are left out."""
     packings: list[Compactness]
+    """Best-fit decreasing, by cap; without a cap first."""
+    even: Compactness
+    """With even sequences and without a cap."""
+    distribution: list[DistributionPoint]
+    """Without a cap; empty if there are no sequences."""
+    waiting: list[Waiting]
+    """Without a cap; empty if there are no sequences."""
 
 
 def make_report(
-    lengths: Any, seq_length: int, caps: Sequence[int | None] = (None,), progress: Progress = without_progress
+    lengths: Any,
+    seq_length: int,
+    caps: Sequence[int | None] = (None,),
+    progress: Progress = without_progress,
+    *,
+    ranks: Sequence[Ranks] = (),
+    hidden_size: int = HIDDEN_SIZE,
+    seed: int = 0,
 ) -> Report:
-    """Count everything.
+    """Count everything, and simulate how long ranks wait.
 
     Args:
         lengths: integers [documents], tokens, in the order in which concatenation joins them; anything with a length
             whose slices are numpy arrays.
-        caps: values of ``max_documents_per_sequence`` to compare.
+        caps: values of ``max_documents_per_sequence`` to compare, None first.
+        ranks: the ranks to simulate.
+        hidden_size: of the model that they train.
+        seed: chooses the order of sequences in the simulation.
     """
     census = take_census(lengths, seq_length, progress)
     edges = sorted({1 << bit for bit in range(LONGEST_DOCUMENT.bit_length())} | {seq_length})
     classes = [row for row in count_cuts(lengths, seq_length, edges, progress) if row.documents]
     long = [row for row in classes if row.shortest > seq_length]
+    best_fit, even = (plan_sequences(census, seq_length, even=even) for even in (False, True))
     return Report(
         seq_length=seq_length,
         documents=census.num_documents,
@@ -101,7 +149,10 @@ def make_report(
         long_tokens=sum(row.tokens for row in long),
         concatenated_sequences=-(-census.num_tokens // seq_length),
         length_classes=classes,
-        packings=[measure_packing(census, seq_length, cap) for cap in caps],
+        packings=[measure_packing(census, seq_length, cap, None if cap else best_fit) for cap in caps],
+        even=measure_packing(census, seq_length, None, even),
+        distribution=_distribution(best_fit, even, seq_length),
+        waiting=[_waiting(best_fit, even, seq_length, hidden_size, each, seed) for each in ranks if census.num_tokens],
     )
 
 
@@ -147,33 +198,81 @@ def count_cuts(
     return [LengthClass(*row) for row in zip(shortest, longest, *totals.T.tolist(), strict=True)]
 
 
-def measure_packing(census: Census, seq_length: int, max_documents_per_sequence: int | None) -> Compactness:
+class PlannedSequences(NamedTuple):
+    """The sequences of a plan, as counts of those that hold equal lengths."""
+
+    counts: np.ndarray
+    """int64 [n]: how many sequences."""
+    chunks: np.ndarray
+    """int64 [n]: chunks in each of them."""
+    work: np.ndarray
+    """int64 [n]: the work of each of them, tokens squared."""
+
+
+def plan_sequences(
+    census: Census, seq_length: int, max_documents_per_sequence: int | None = None, even: bool = False
+) -> PlannedSequences:
     """Pack a corpus, as far as its numbers go."""
-    runs = plan_runs(census.remainders, seq_length, max_documents_per_sequence)
-    sequences = count_sequences(census, runs)
-    counts, chunks, work = _describe(census, runs, seq_length)
+    plan = plan_even_runs if even else plan_runs
+    runs = plan(census.remainders, seq_length, max_documents_per_sequence)
+    rows = [(census.num_full_chunks, 1, seq_length**2), *((run.num_sequences, run.chunks, run.work) for run in runs)]
+    return PlannedSequences(*np.array(rows, dtype=np.int64).T)
+
+
+def measure_packing(
+    census: Census,
+    seq_length: int,
+    max_documents_per_sequence: int | None,
+    planned: PlannedSequences | None = None,
+) -> Compactness:
+    """The figures of a packing.
+
+    Args:
+        planned: its sequences; None to pack them best-fit decreasing.
+    """
+    if planned is None:
+        planned = plan_sequences(census, seq_length, max_documents_per_sequence)
+    sequences = int(planned.counts.sum())
     return Compactness(
         max_documents_per_sequence,
         sequences,
         sequences * seq_length - census.num_tokens,
         lower_bound(census, seq_length, max_documents_per_sequence),
-        spread(chunks, counts),
-        spread(work / seq_length**2, counts),
+        spread(planned.chunks, planned.counts),
+        spread(planned.work / seq_length**2, planned.counts),
     )
 
 
 def spread(values: np.ndarray, counts: np.ndarray) -> Spread:
-    """Percentiles of ``values``, each of which occurs ``counts`` times."""
-    if not counts.sum():
-        return Spread(0, 0, 0)
+    """Median, p99 and maximum of ``values``, each of which occurs ``counts`` times."""
+    return Spread(*percentiles(values, counts, (50, 99, 100))) if counts.sum() else Spread(0, 0, 0)
+
+
+def percentiles(values: np.ndarray, counts: np.ndarray, percent: Sequence[float]) -> list:
+    """Nearest-rank percentiles of ``values``, each of which occurs ``counts`` times; there must be some.
+
+    Args:
+        percent: multiples of 0.01.
+    """
     order = np.argsort(values, kind="stable")
     reached = np.cumsum(counts[order])
-    at = [int(np.searchsorted(reached, -(-reached[-1] * percent // 100))) for percent in (50, 99, 100)]
-    return Spread(*values[order][at].tolist())
+    ranks = [max(1, -(-int(reached[-1]) * round(100 * share) // 10_000)) for share in percent]
+    return values[order][np.searchsorted(reached, ranks)].tolist()
 
 
-def _describe(census: Census, runs: list[Run], seq_length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of each run: its sequences, and the chunks and the work of one of them."""
-    rows = [(census.num_full_chunks, 1, seq_length**2), *((run.num_sequences, run.chunks, run.work) for run in runs)]
-    counts, chunks, work = np.array(rows, dtype=np.int64).T
-    return counts, chunks, work
+def _distribution(best_fit: PlannedSequences, even: PlannedSequences, seq_length: int) -> list[DistributionPoint]:
+    if not best_fit.counts.sum():
+        return []
+    documents = [percentiles(plan.chunks, plan.counts, PERCENT) for plan in (best_fit, even)]
+    work = [percentiles(plan.work / seq_length**2, plan.counts, PERCENT) for plan in (best_fit, even)]
+    return [DistributionPoint(*row) for row in zip(PERCENT, *documents, *work)]
+
+
+def _waiting(
+    best_fit: PlannedSequences, even: PlannedSequences, seq_length: int, hidden_size: int, ranks: Ranks, seed: int
+) -> Waiting:
+    of_plans = (
+        waiting_of_plan(WorkOfPlan(plan.counts, plan.work), seq_length, hidden_size, ranks, seed)
+        for plan in (best_fit, even)
+    )
+    return Waiting(ranks.data_parallel_size, ranks.micro_batches, *of_plans)

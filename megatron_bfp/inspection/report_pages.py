@@ -1,16 +1,13 @@
-"""A report as Markdown that is readable in a terminal, as JSON, and as a figure."""
+"""A report as Markdown that is readable in a terminal, and as JSON."""
 
-import io
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from importlib.util import find_spec
 from typing import Any
 
-from ..errors import InputError
-from ..optional import pip_command
 from ..tables import format_table, wrap
 from .report import Compactness, Report, Spread
+from .waiting import ATTENTION_COEFFICIENT, BALANCED_TOGETHER, STEPS, TimeLost
 
 
 def to_json(title: dict[str, Any], reports: Sequence[Report]) -> str:
@@ -18,63 +15,21 @@ def to_json(title: dict[str, Any], reports: Sequence[Report]) -> str:
     return json.dumps(title | {"reports": [asdict(report) for report in reports]}, indent=2)
 
 
-def to_markdown(prefix: str, order: str, reports: Sequence[Report]) -> str:
+def to_markdown(prefix: str, order: str, reports: Sequence[Report], hidden_size: int) -> str:
     """The whole report, in lines of at most 80 columns; what people came for is first.
 
     Args:
         prefix: the dataset's path.
         order: a sentence that says in which order concatenation joins the documents.
+        hidden_size: of the model whose ranks were simulated.
     """
     parts = [f"# Best-fit packing of {prefix}", _headline(reports), _corpus(reports), wrap(order)]
+    if any(report.waiting for report in reports):
+        parts.append(_waiting(reports, hidden_size))
     for report in reports:
         parts += [f"## seq_length {report.seq_length}", wrap(_verdict(report)), _compactness(report)]
         parts += [_sequences(report), _cuts(report)]
     return "\n\n".join(parts) + "\n"
-
-
-def can_draw() -> bool:
-    """Whether matplotlib is installed, which ``draw`` needs."""
-    return find_spec("matplotlib") is not None
-
-
-def draw(reports: Sequence[Report]) -> bytes:
-    """Truncations by document length as a PNG, a column for each sequence length.
-
-    Raises:
-        InputError: matplotlib is not installed.
-    """
-    if not can_draw():
-        raise InputError(f"the figure needs matplotlib: {pip_command('matplotlib')}")
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(5.2 * len(reports), 6.4), layout="constrained")
-    panels = figure.subplots(2, len(reports), squeeze=False, sharex="col", sharey="row")
-    for report, (cuts, shares) in zip(reports, panels.T):
-        classes = report.length_classes
-        lengths = [row.longest for row in classes]
-        concatenation = {"color": "black", "linestyle": "-", "marker": "o", "label": "concatenation"}
-        packing = {"color": "0.55", "linestyle": "--", "marker": "s", "markerfacecolor": "white", "label": "packing"}
-        cuts.plot(lengths, [row.cuts_of_concatenation for row in classes], **concatenation)
-        cuts.plot(lengths, [row.cuts_of_packing for row in classes], **packing)
-        shares.plot(lengths, [100 * row.cut_by_concatenation / row.documents for row in classes], **concatenation)
-        shares.plot(lengths, [100 * row.cut_by_packing / row.documents for row in classes], **packing)
-        for panel in (cuts, shares):
-            panel.axvline(report.seq_length, color="0.4", linewidth=1, linestyle=":", zorder=0, label="seq_length")
-            panel.set_xscale("log", base=2)
-            panel.xaxis.set_major_formatter(lambda tokens, _: f"{tokens:g}" if tokens < 1024 else f"{tokens / 1024:g}k")
-            panel.grid(axis="y", color="0.92")
-        cuts.set_yscale("symlog", linthresh=1)
-        cuts.set_ylim(
-            -0.4, 3 * max(1, *(row.cuts_of_concatenation for other in reports for row in other.length_classes))
-        )
-        cuts.set_title(f"seq_length {report.seq_length:,}")
-        shares.set_xlabel("document length up to (tokens)")
-    panels[0][0].set_ylabel("truncations (how often documents are cut)")
-    panels[1][0].set_ylabel("documents cut (%)")
-    panels[0][0].legend(loc="upper left")
-    image = io.BytesIO()
-    figure.savefig(image, format="png", dpi=130)
-    return image.getvalue()
 
 
 def _headline(reports: Sequence[Report]) -> str:
@@ -93,6 +48,36 @@ def cut_needlessly(report: Report) -> tuple[int, int]:
     """Documents of at most seq_length tokens that concatenation cuts, and that packing cuts."""
     fitting = [row for row in report.length_classes if row.longest <= report.seq_length]
     return sum(row.cut_by_concatenation for row in fitting), sum(row.cut_by_packing for row in fitting)
+
+
+def _waiting(reports: Sequence[Report], hidden_size: int) -> str:
+    """Time that ranks lose by waiting for the slowest."""
+    rows = []
+    for report in reports:
+        for waiting in report.waiting:
+            ranks = f"{waiting.data_parallel_size}x{waiting.micro_batches}"
+            for name, plan in (("best fit", waiting.best_fit), ("even", waiting.even)):
+                lost = [_lost(order) for order in (plan.random, plan.balanced, plan.over_batches)]
+                rows.append([f"{report.seq_length:,}", ranks, name, *lost])
+    header = ["seq_length", "ranks", "packing", "random", "balanced", f"{BALANCED_TOGETHER} batches"]
+    first = (
+        "In each step, ranks wait for the slowest one. Time lost, in % of the mean rank's computing time, if ranks "
+        "meet once per step / in every micro-step (ZeRO 3, FSDP). Orders of samples: random (--balance-batches 0), "
+        f"balanced (1, the default) and over {BALANCED_TOGETHER} batches ({BALANCED_TOGETHER}). Ranks: data-parallel "
+        'size x micro-batches of one sequence. "even" is packing with --even-sequences.'
+    )
+    second = (
+        f"This is simulated on {STEPS} steps of these plans. With attention inside documents, a sequence takes the "
+        f"time 1 + {ATTENTION_COEFFICIENT} * work / (seq_length * {hidden_size}). Work is the sum of its squared chunk "
+        f"lengths, {hidden_size} the --hidden-size, and {ATTENTION_COEFFICIENT} the coefficient of flash-attn 2 on an "
+        "H100, from layer times of LLaMA 7B. With faster attention less is lost: it is 0.09 with flash-attn 4."
+    )
+    table = format_table(header, rows, markdown=True)
+    return f"## Time lost by waiting\n\n{wrap(first)}\n\n{table}\n\n{wrap(second)}"
+
+
+def _lost(lost: TimeLost) -> str:
+    return f"{100 * lost.once_per_step:.1f} / {100 * lost.every_micro_step:.1f}"
 
 
 def _corpus(reports: Sequence[Report]) -> str:
@@ -137,32 +122,43 @@ def _compactness(report: Report) -> str:
     padding = fewest * length - report.tokens
     sequences = [["concatenation", fewest, 0, "0.00000", fewest]]
     positions = [["concatenation", padding, _percent(padding, fewest * length, 4)]]
-    for packing in report.packings:
+    for name, packing in _named_packings(report):
         extra = packing.sequences - fewest
-        sequences.append([_name(packing), packing.sequences, extra, _percent(extra, fewest, 5), packing.lower_bound])
-        positions.append([_name(packing), packing.padding, _percent(packing.padding, packing.sequences * length, 4)])
+        sequences.append([name, packing.sequences, extra, _percent(extra, fewest, 5), packing.lower_bound])
+        positions.append([name, packing.padding, _percent(packing.padding, packing.sequences * length, 4)])
     tables = [
         format_table(["", "sequences", "more than concatenation", "%", "lower bound"], sequences, markdown=True),
         format_table(["", "padding", "% of positions"], positions, markdown=True),
     ]
+    names = '"even" is packing with --even-sequences'
     if len(report.packings) > 1:
-        caps = (packing.max_documents_per_sequence for packing in report.packings)
-        cap = next(cap for cap in caps if cap)
-        tables.insert(0, f'"at most {cap:,}" is packing with --max-documents-per-sequence {cap}.')
+        cap = report.packings[1].max_documents_per_sequence
+        names += f', "at most {cap:,}" with --max-documents-per-sequence {cap}'
+    tables.insert(0, wrap(f"{names}."))
     return "\n\n".join(tables)
 
 
 def _sequences(report: Report) -> str:
-    rows = []
-    for packing in report.packings:
-        documents, work = _spread(packing.documents_per_sequence, ""), _spread(packing.attention_work, ".4f")
-        rows.append([_name(packing), *documents, *work])
-    header = ["", "documents p50", "p99", "max", "work p50", "p99", "max"]
-    note = (
-        "Documents per sequence, and attention work: the sum of squared chunk lengths over L squared; full causal "
-        "attention is 1."
+    best_fit = report.packings[0].sequences
+    documents, work = [], []
+    for name, packing in _named_packings(report):
+        extra = packing.sequences - best_fit
+        spread = _spread(packing.documents_per_sequence, "")
+        documents.append([name, *spread, extra, _percent(extra, best_fit)])
+        work.append([name, *_spread(packing.attention_work, ".4f")])
+    note = "Documents per sequence, and what it costs to have fewer:"
+    table = format_table(["", "documents p50", "p99", "max", "more sequences", "%"], documents, markdown=True)
+    note_on_work = (
+        "Attention work per sequence: the sum of squared chunk lengths over L squared; full causal attention is 1."
     )
-    return f"{wrap(note)}\n\n{format_table(header, rows, markdown=True)}"
+    table_of_work = format_table(["", "work p50", "p99", "max"], work, markdown=True)
+    return f"{note}\n\n{table}\n\n{wrap(note_on_work)}\n\n{table_of_work}"
+
+
+def _named_packings(report: Report) -> list[tuple[str, Compactness]]:
+    """Packing without a cap, even, and with each cap."""
+    first, *capped = report.packings
+    return [("packing", first), ("even", report.even), *((_name(packing), packing) for packing in capped)]
 
 
 def _cuts(report: Report) -> str:
@@ -178,8 +174,7 @@ def _cuts(report: Report) -> str:
 
 
 def _name(packing: Compactness) -> str:
-    cap = packing.max_documents_per_sequence
-    return "packing" if cap is None else f"at most {cap:,}"
+    return f"at most {packing.max_documents_per_sequence:,}"
 
 
 def _spread(spread: Spread, form: str) -> list[str]:

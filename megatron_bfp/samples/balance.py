@@ -40,8 +40,9 @@ def dealt_order(work: np.ndarray, num_batches: int, tile: int, seed: int) -> np.
     """The order of several global batches of which each step's samples are of about equal work.
 
     The samples are sorted, and tiles of neighbours are dealt to the batches in turn, back and forth, so that batches
-    are alike in sum. So which samples share a batch depends on their work. The batches come in a random order, as
-    otherwise they would go from light to heavy where a batch has one tile only.
+    are alike in sum. So which samples share a batch depends on their work. Inside a batch, the tiles of the most uneven
+    works come first, and of each tile the least work goes to the slot with the most so far. The batches come in a
+    random order, as otherwise they would go from light to heavy where a batch has one tile only.
 
     Args:
         work: int64 [n], of each sample; n is a multiple of ``num_batches * tile``.
@@ -54,7 +55,13 @@ def dealt_order(work: np.ndarray, num_batches: int, tile: int, seed: int) -> np.
     """
     tiles = np.argsort(work, kind="stable").reshape(-1, num_batches, tile)  # [micro-step, batch, slot]
     tiles[1::2] = tiles[1::2, ::-1]
-    tiles[1::2] = tiles[1::2, :, ::-1]
+    work_of_tiles = work[tiles]
+    spreads = (work_of_tiles[..., -1] - work_of_tiles[..., 0]).sum(axis=1)
+    so_far = np.zeros((num_batches, tile), dtype=work.dtype)
+    for micro_step in np.argsort(-spreads, kind="stable"):
+        slots = np.argsort(-so_far, kind="stable")
+        np.put_along_axis(tiles[micro_step], slots, tiles[micro_step].copy(), axis=1)
+        so_far += work[tiles[micro_step]]
     batches = [shuffled(batch, num_batches, seed, 0, "balanced batches") for batch in range(num_batches)]
     return tiles.transpose(1, 0, 2)[batches].reshape(-1)
 

@@ -61,6 +61,7 @@ def test_one_name_means_one_thing(monkeypatch):
         "--seq-length",
         "--split",
         "--max-documents-per-sequence",
+        "--even-sequences",
         "--data-cache-path",
         "--tokenizer-model",
         "--json",

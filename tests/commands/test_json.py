@@ -11,6 +11,7 @@ from helpers.datasets import DATA, documents_of, write
 from megatron_bfp.indexed_dataset.reader import IndexedDataset
 
 NUMBER = re.compile(r"\d[\d,]*")
+ORDERS = ("random", "balanced", "over_batches")
 SPLIT = ("--seq-length", 64, 16, "--split", "8,1,1")
 
 
@@ -92,6 +93,7 @@ def test_index_has_the_numbers_of_its_tables(text_and_json, prefixes):
             )
             assert index["path"] == f"{prefixes[number]}.bfp/{index['name']}"
             assert index["max_documents_per_sequence"] is None and index["documents"] > 0
+            assert index["even_sequences"] is False
     train = content["datasets"][0]["indexes"][0]
     assert train["cut_needlessly"]["concatenation"] > 20 and train["cut_needlessly"]["packing"] == 0
 
@@ -137,6 +139,16 @@ def test_show_has_the_numbers_of_its_table(text_and_json, prefixes):
             assert content["sample"] is content["seed"] is content["epoch"] is None
 
 
+def test_even_sequences_are_in_names_and_objects(text_and_json, prefixes):
+    even = (prefixes[1], *SPLIT, "--even-sequences")
+    indexes = text_and_json("index", *even)[1]["datasets"][0]["indexes"]
+    assert all(index["even_sequences"] and index["name"].endswith("-e") for index in indexes)
+    content = text_and_json("show", prefixes[1], "--seq-length", 64, *SPLIT[3:], "--even-sequences", "--sequence", 0)[1]
+    assert content["index"].endswith("s64-d0-32-e")
+    verified = text_and_json("verify", prefixes[1])[1]["datasets"][0]["indexes"]
+    assert {index["name"] for index in verified if index["even_sequences"]} == {index["name"] for index in indexes}
+
+
 def test_show_has_the_texts_of_a_tokenizer(text_and_json, tmp_path):
     pytest.importorskip("tokenizers")
     prefix = write(tmp_path / "data", [[1, 2, 3], [2, 3]]).prefix
@@ -151,13 +163,33 @@ def test_show_has_the_texts_of_a_tokenizer(text_and_json, tmp_path):
 def test_report_has_the_numbers_of_its_tables(text_and_json, prefixes, tmp_path):
     output = tmp_path / "report"
     options = ("--seq-length", 64, 16, "--split", "9,1", "--max-documents-per-sequence", 2, "--output", output)
-    lines, content = text_and_json("report", prefixes[0], *options)
+    lines, content = text_and_json("report", prefixes[0], *options, "--ranks", "2x2", "3x1", "--hidden-size", 64)
     headline = [integers(NUMBER.findall(line)) for line in lines[4:8] if NUMBER.search(line)]
     for report, row in zip(content["reports"], headline, strict=True):
         needless, packing = report["cut_needlessly"], report["packings"][0]
         extra = packing["sequences"] - report["concatenated_sequences"]
         assert row[:4] == [report["seq_length"], needless["concatenation"], needless["packing"], extra]
         assert [entry["max_documents_per_sequence"] for entry in report["packings"]] == [None, 2]
+        even = report["even"]
+        assert even["max_documents_per_sequence"] is None and even["padding"] >= packing["padding"]
+        at = lines.index(f"## seq_length {report['seq_length']}")
+        spreads = rows_of([line.replace("|", " ") for line in lines[at:]], ["documents", "p50"])
+        for name, entry in (("packing", packing), ("even", even)):
+            spread, more = entry["documents_per_sequence"], entry["sequences"] - packing["sequences"]
+            assert integers(spreads[name][0][:4]) == [spread["median"], spread["p99"], spread["maximum"], more]
+        tails = [report["distribution"][-1][key] for key in ("documents", "documents_even")]
+        assert tails == [entry["documents_per_sequence"]["maximum"] for entry in (packing, even)]
+        assert [(row["data_parallel_size"], row["micro_batches"]) for row in report["waiting"]] == [(2, 2), (3, 1)]
+    assert (content["hidden_size"], content["attention_coefficient"]) == (64, 0.16)
+    at = lines.index("## Time lost by waiting")
+    lost = [line for line in lines[at:] if re.match(r"\|[ 0-9]+\| [23]x", line)]
+    expected = [
+        [f"{100 * plan[order][meeting]:.1f}" for order in ORDERS for meeting in ("once_per_step", "every_micro_step")]
+        for report in content["reports"]
+        for row in report["waiting"]
+        for plan in (row["best_fit"], row["even"])
+    ]
+    assert [re.findall(r"\d+\.\d", line) for line in lost] == expected and float(expected[0][1]) > float(expected[0][3])
     assert (content["dataset"], content["documents"], content["seed"]) == (prefixes[0], [0, 270], 1234)
     assert content["documents"][1] == content["reports"][0]["documents"] < IndexedDataset(prefixes[0]).num_documents
     assert sorted(content["files"]) == sorted(map(str, output.iterdir()))

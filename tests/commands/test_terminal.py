@@ -226,7 +226,7 @@ def test_fault_C04_also_without_buffers_and_with_errors_in_the_same_pipe(corpus,
     os.close(end)
     assert (unbuffered.communicate(timeout=60)[1], unbuffered.returncode) == ("", 141)
     assert (same.wait(60), failed.wait(60)) == (141, 2)
-    assert len(os.listdir(tmp_path / "a")) == len(os.listdir(tmp_path / "b")) == 3
+    assert len(os.listdir(tmp_path / "a")) == len(os.listdir(tmp_path / "b")) == 4
 
 
 def test_fault_C04_an_open_pipe_gets_all(corpus):

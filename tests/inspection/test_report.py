@@ -13,6 +13,8 @@ from megatron_bfp import pack
 from megatron_bfp.commands import report as report_command
 from megatron_bfp.errors import BFPError
 from megatron_bfp.inspection import report, report_pages
+from megatron_bfp.inspection.figures import draw_sequences, draw_truncations
+from megatron_bfp.inspection.waiting import Ranks
 from megatron_bfp.packing import bounds
 from megatron_bfp.packing import census as counting
 from megatron_bfp.packing.census import take_census
@@ -97,6 +99,39 @@ def test_figures_of_packing_are_those_of_pack(lengths, seq_length, cap):
         assert [seen.median, seen.p99, seen.maximum] == ([values[rank] for rank in ranks] if values else [0, 0, 0])
 
 
+@settings(max_examples=100, deadline=None)
+@given(LENGTHS, st.integers(1, 20))
+def test_the_figures_of_even_sequences_are_those_of_pack(lengths, seq_length):
+    packed = {even: pack(lengths, seq_length, even=even) for even in (False, True)}
+    figures = report.make_report(np.array(lengths, dtype=np.int64), seq_length)
+    assert (figures.even.sequences, figures.even.padding) == (len(packed[True]), packed[True].padding)
+    documents = {even: sorted(len(packed[even][i]) for i in range(len(packed[even]))) for even in packed}
+    work = {even: sorted(packed[even].work / seq_length**2) for even in packed}
+    assert bool(figures.distribution) == bool(sum(lengths))
+    for point in figures.distribution:
+        for seen, values in (
+            (point.documents, documents[False]),
+            (point.documents_even, documents[True]),
+            (point.work, work[False]),
+            (point.work_even, work[True]),
+        ):
+            rank = max(1, -(-len(values) * round(100 * point.percent) // 10_000))
+            assert seen == values[rank - 1]
+
+
+def test_even_sequences_differ_from_best_fit_where_documents_are_tiny():
+    lengths = np.ceil(np.random.default_rng(0).lognormal(3, 1.2, 3000)).astype(np.int64)
+    figures = report.make_report(lengths, 512)
+    assert figures.even.documents_per_sequence.maximum < figures.packings[0].documents_per_sequence.maximum / 2
+    assert [point.documents for point in figures.distribution] != [p.documents_even for p in figures.distribution]
+
+
+def test_figures_are_drawn_of_any_corpus():
+    for lengths in ([0], [9, 9, 20]):
+        figures = report.make_report(np.array(lengths, dtype=np.int64), 8)
+        assert draw_truncations([figures]).startswith(b"\x89PNG") and draw_sequences([figures]).startswith(b"\x89PNG")
+
+
 def fewest_sequences(chunks, seq_length, cap):
     """The optimum, by trying every way to put chunks into sequences."""
     best = len(chunks)
@@ -139,12 +174,13 @@ def test_the_lower_bound_under_a_cap_is_rounded_up():
 
 def test_a_corpus_without_tokens_has_a_report():
     for lengths in ([], [0, 0]):
-        empty = report.make_report(np.array(lengths, dtype=np.int32), 8, [None, 2])
+        empty = report.make_report(np.array(lengths, dtype=np.int32), 8, [None, 2], ranks=[Ranks(2, 2)])
         assert empty.documents == len(lengths) and empty.length_classes == []
-        assert [(p.sequences, p.lower_bound) for p in empty.packings] == [(0, 0), (0, 0)]
+        assert [(p.sequences, p.lower_bound) for p in (*empty.packings, empty.even)] == [(0, 0)] * 3
+        assert empty.waiting == empty.distribution == []
 
 
-def test_the_command_writes_three_files_and_prints_the_first(write_dataset, tmp_path, capsys):
+def test_the_command_writes_four_files_and_prints_the_first(write_dataset, tmp_path, capsys):
     dataset = write_dataset(documents_of([3, 8, 9, 16, 0, 7, 25]))
     output = tmp_path / "new" / "report"
     report_command.main([dataset.prefix, "--seq-length", "8", "64", "--output", str(output), "--seed", "5"])
@@ -153,8 +189,10 @@ def test_the_command_writes_three_files_and_prints_the_first(write_dataset, tmp_
     figures = json.loads((output / "report.json").read_text())
     assert [figures_of_length["seq_length"] for figures_of_length in figures["reports"]] == [8, 64]
     assert [figures_of_length["documents"] for figures_of_length in figures["reports"]] == [7, 7]
-    assert (output / "truncations.png").read_bytes().startswith(b"\x89PNG")
-    assert sorted(path.name for path in output.iterdir()) == ["report.json", "report.md", "truncations.png"]
+    figures = ["sequences.png", "truncations.png"]
+    assert all((output / name).read_bytes().startswith(b"\x89PNG") and f"({name})" in text for name in figures)
+    assert (output / figures[0]).read_bytes() != (output / figures[1]).read_bytes()
+    assert sorted(path.name for path in output.iterdir()) == ["report.json", "report.md", *figures]
     again = tmp_path / "again"
     report_command.main([dataset.prefix, "--seq-length", "8", "64", "--output", str(again), "--seed", "5"])
     assert (again / "report.json").read_bytes() == (output / "report.json").read_bytes()

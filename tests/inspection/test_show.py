@@ -14,10 +14,12 @@ from megatron_bfp.errors import BFPError
 from megatron_bfp.inspection import page as sequence_page
 from megatron_bfp.inspection.page import to_html
 from megatron_bfp.inspection.view import headline, printable, to_text, view_sequence
+from megatron_bfp.samples.balance import balanced_order
 from megatron_bfp.samples.order import shuffled
 from megatron_bfp.samples.sample import build_sample
 from megatron_bfp.sequence_index.builder import build
 from megatron_bfp.sequence_index.key import IndexKey, cached_index_directory, index_directory
+from megatron_bfp.sequence_index.split import PackedSplit
 
 LENGTHS = [5, 0, 21, 3, 16, 2, 2, 9, 7, 1, 20, 8]
 HOSTILE = [
@@ -149,6 +151,27 @@ def test_a_sample_is_the_one_that_training_sees(dataset, capsys):
     default = capsys.readouterr().out
     show(dataset.prefix, "--seq-length", 8, "--sample", 3, "--seed", 1234)
     assert default == capsys.readouterr().out
+
+
+def test_a_balanced_sample_is_the_one_that_training_sees(dataset, capsys):
+    index = build_index(dataset)
+    split = PackedSplit(index, "train")
+    for size in (1, 3, 4, len(index) + 5):
+        shown = []
+        for sample in range(2 * len(index)):
+            show(dataset.prefix, "--seq-length", 8, "--sample", sample, "--seed", 7, "--global-batch-size", size)
+            text = capsys.readouterr().out
+            assert f"sample {sample} with seed 7 and balanced batches of {size} (epoch {sample // len(index)})" in text
+            shown.append(int(re.search(r"sequence (\d+) of", text)[1]))
+        random = [split.sequence_of(sample, 7) for sample in range(2 * len(index))]
+        for epoch in (0, len(index)):
+            assert sorted(shown[epoch : epoch + len(index)]) == [*range(len(index))]
+        starts = [start for start in range(0, 2 * len(index), size) if start + size <= len(index)]
+        for start in starts:  # whole batches of the first epoch: the same samples by balanced_order
+            batch = slice(start, start + size)
+            order = balanced_order(split.work_of(np.arange(start, start + size), 7))
+            assert shown[batch] == [random[batch][slot] for slot in order]
+        assert (shown == random) == (size == 1)
 
 
 def test_splits_and_the_cache_path_choose_the_index(dataset, tmp_path, capsys):

@@ -124,7 +124,8 @@ def test_an_index_of_another_planner_is_right_if_its_sequences_are(index_of, tmp
     forge(folder, key, document_ids=np.array([3, 2, 0, 1], dtype=np.uint32))
     with pytest.raises(SequenceIndexError, match="the work in runs.npy"):
         verification.verify(index.path, index.dataset)
-    forge(folder, key, document_ids=np.array([0, 2, 3, 1], dtype=np.uint32))
+    too_long = np.array([[0, 0, 2, 20], [1, 2, 2, 52]])
+    forge(folder, key, document_ids=np.array([0, 2, 3, 1], dtype=np.uint32), runs=too_long)
     with pytest.raises(SequenceIndexError, match="a sequence that does not fit"):
         verification.verify(index.path, index.dataset)
 
