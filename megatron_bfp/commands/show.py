@@ -42,7 +42,7 @@ keys of --json:
   prefix, index (path), split (null without --split), seq_length
   sequence, num_sequences (of the index)
   sample, seed, epoch (null without --sample)
-  global_batch_size (null without it)
+  global_batch_size, micro_batch_size (null without them)
   tokens, padding, targets (positions with loss)
   chunks: an object for each chunk, in order
     position (its first one in the sequence), length (tokens), targets
@@ -65,6 +65,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         metavar="B",
         help="of a run with balanced batches: count --sample in their order (default: the order without balancing)",
+    )
+    parser.add_argument(
+        "--micro-batch-size", type=int, metavar="M", help="of that run, with --global-batch-size (default: 1)"
     )
     parser.add_argument(
         "--split-name", choices=SPLIT_NAMES, help=f"which of the splits of --split (default: {SPLIT_NAMES[0]})"
@@ -121,7 +124,8 @@ def _wanted(packed_split: PackedSplit, options: argparse.Namespace) -> _Wanted:
     seed = SEED if options.seed is None else options.seed
     epoch, sample, size = options.sample // len(packed_split), options.sample, options.global_batch_size
     if size is not None:
-        ordered = BalancedDataset(_Samples(packed_split, seed, (epoch + 1) * len(packed_split)), size)
+        samples = _Samples(packed_split, seed, (epoch + 1) * len(packed_split))
+        ordered = BalancedDataset(samples, size, micro_batch_size=options.micro_batch_size or 1)
         sample = ordered.sample_of(sample)
     batches = "" if size is None else f" and balanced batches of {size:,}"
     origin = f"sample {options.sample} with seed {seed}{batches} (epoch {epoch})"
@@ -180,6 +184,7 @@ def _entry(
         "seed": wanted.seed,
         "epoch": wanted.epoch,
         "global_batch_size": options.global_batch_size,
+        "micro_batch_size": options.micro_batch_size,
         "tokens": view.num_tokens,
         "padding": view.padding,
         "targets": view.num_targets,
@@ -214,6 +219,10 @@ def _check(options: argparse.Namespace) -> None:
         checked_count("--global-batch-size", options.global_batch_size)
         if options.sample is None:
             raise OptionError("--global-batch-size orders samples: give it with --sample, not with --sequence")
+    if options.micro_batch_size is not None:
+        checked_count("--micro-batch-size", options.micro_batch_size)
+        if options.global_batch_size is None:
+            raise OptionError("--micro-batch-size orders balanced batches: give --global-batch-size, too")
     if options.split_name is not None and options.split is None:
         raise OptionError(f"--split-name {options.split_name}: give --split too, as in training")
     for name in ("text", "eod_token", "bos_token"):

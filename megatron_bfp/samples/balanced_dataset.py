@@ -20,8 +20,8 @@ class BalancedDataset:
 
     Every global batch holds the samples that it would hold without this, in another order, so its gradient is the same
     sum. (With ``num_batches`` above 1, several global batches together do.) The order depends on the global batch size
-    alone: data-parallel size, micro-batch size, loader workers and what was read before do not matter. It takes no
-    communication, stores nothing that grows with the corpus, and costs less than a millisecond per 1,024 samples.
+    and the micro-batch size alone: data-parallel size, loader workers and what was read before do not matter. It takes
+    no communication, stores nothing that grows with the corpus, and costs less than a millisecond per 1,024 samples.
 
     All attributes of ``dataset`` can be read here, too. Instances can be pickled if ``dataset`` can.
 
@@ -34,6 +34,7 @@ class BalancedDataset:
             work.
         tile: samples that all ranks together work on at once: data-parallel size times micro-batch size. It must divide
             the global batch size, and is needed if ``num_batches`` is above 1.
+        micro_batch_size: samples that a rank runs together. Each global batch holds the same samples for any value.
 
     Raises:
         OptionError: an argument is not what is described above.
@@ -50,9 +51,11 @@ class BalancedDataset:
         global_batch_size: int | Sequence[tuple[int, int]],
         num_batches: int = 1,
         tile: int | None = None,
+        micro_batch_size: int = 1,
     ) -> None:
         self.dataset = dataset
         self.num_batches = checked_count("num_batches", num_batches)
+        self._micro_batch_size = checked_count("micro_batch_size", micro_batch_size)
         self._stages = _checked_stages(global_batch_size)
         self._firsts = [first for first, _ in self._stages]
         self._tile = self._checked_tile(tile) if self.num_batches > 1 else 0
@@ -65,6 +68,8 @@ class BalancedDataset:
         for _, size in self._stages:
             if size % checked_count("tile", tile):
                 raise OptionError(f"a global batch size of {size} is not a multiple of {tile}, the tile")
+        if tile % self._micro_batch_size:
+            raise OptionError(f"tile {tile} is not a multiple of {self._micro_batch_size}, the micro-batch size")
         return tile
 
     def __getattr__(self, name: str) -> Any:
@@ -140,8 +145,8 @@ class BalancedDataset:
     def _order(self, start: int, end: int, num_batches: int) -> np.ndarray:
         work = work_of(self.dataset, np.arange(start, end))
         if num_batches == 1:
-            return balanced_order(work)
-        return dealt_order(work, num_batches, self._tile, seed=start)
+            return balanced_order(work, self._micro_batch_size)
+        return dealt_order(work, num_batches, self._tile, start, self._micro_batch_size)
 
 
 def work_of(dataset: Any, samples: np.ndarray) -> np.ndarray:

@@ -5,22 +5,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megatron_bfp.samples.balance import balanced_order, dealt_order, reflected_places
+from megatron_bfp.samples.balance import balanced_order, dealt_order, even_micro_batches, reflected_places
 
 WORKS = st.lists(st.integers(0, 10**9), min_size=1, max_size=200).map(np.array)
 
 
 @settings(max_examples=200, deadline=None)
-@given(WORKS)
-def test_the_order_of_a_batch_is_a_permutation(work):
-    assert sorted(balanced_order(work).tolist()) == list(range(len(work)))
+@given(WORKS, st.integers(1, 9))
+def test_the_order_of_a_batch_is_a_permutation(work, micro_batch_size):
+    assert sorted(balanced_order(work, micro_batch_size).tolist()) == list(range(len(work)))
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.integers(1, 6), st.integers(1, 6), st.integers(1, 6), st.integers(0, 99), st.randoms())
-def test_the_order_of_several_batches_is_a_permutation(micro_steps, num_batches, tile, seed, random):
-    work = np.array([random.randrange(50) for _ in range(micro_steps * num_batches * tile)])
-    order = dealt_order(work, num_batches, tile, seed)
+@given(st.integers(1, 6), st.integers(1, 6), st.integers(1, 6), st.integers(1, 4), st.integers(0, 99), st.randoms())
+def test_the_order_of_several_batches_is_a_permutation(micro_steps, num_batches, ranks, size, seed, random):
+    work = np.array([random.randrange(50) for _ in range(micro_steps * num_batches * ranks * size)])
+    order = dealt_order(work, num_batches, ranks * size, seed, size)
     assert sorted(order.tolist()) == list(range(len(work)))
 
 
@@ -60,13 +60,13 @@ def lost(work, ranks, micro_batch_size):
 @pytest.mark.parametrize(
     "ranks, micro_batch_size", [(2, 1), (8, 1), (8, 4), (64, 1), (64, 2), (3, 2), (24, 1), (96, 1)]
 )
-def test_one_order_is_even_for_every_number_of_ranks(ranks, micro_batch_size):
+def test_an_order_is_even_for_every_number_of_ranks(ranks, micro_batch_size):
     rng = np.random.default_rng(5)
     of_random_order, of_balanced = [], []
     for _ in range(20):
         work = rng.beta(1, 4, 768)  # of L squared
         of_random_order.append(lost(work, ranks, micro_batch_size))
-        of_balanced.append(lost(work[balanced_order(work)], ranks, micro_batch_size))
+        of_balanced.append(lost(work[balanced_order(work, micro_batch_size)], ranks, micro_batch_size))
     for random_order, balanced in zip(np.mean(of_random_order, axis=0), np.mean(of_balanced, axis=0)):
         assert balanced < 0.6 * random_order
 
@@ -91,6 +91,29 @@ def test_batches_of_several_micro_steps_are_alike_in_sum():
     assert sums.std() < 0.05 * sums.mean()
     in_order = work.reshape(4, -1).sum(axis=1)  # the control
     assert in_order.std() > 0.3 * in_order.mean()
+
+
+@pytest.mark.parametrize("micro_batch_size", [2, 4, 8])
+def test_micro_batches_of_several_samples_have_about_equal_sums(micro_batch_size):
+    work = np.random.default_rng(3).beta(2, 4, 256)
+    sums = work[even_micro_batches(work, micro_batch_size)].sum(axis=1)
+    neighbours = np.sort(work).reshape(-1, micro_batch_size).sum(axis=1)  # the control
+    assert sums.std() < 0.35 * neighbours.std()
+
+
+def test_one_micro_batch_for_each_rank_is_not_worse_than_random_order():
+    """With neighbours in each micro-batch, as an order for single samples has it, it is."""
+    rng = np.random.default_rng(5)
+    works = [rng.beta(1, 4, 256) for _ in range(20)]
+    orders = {
+        "random": lambda work: np.arange(256),
+        "for single samples": balanced_order,
+        "for micro-batches": lambda work: balanced_order(work, 4),
+    }
+    of_order = {
+        name: np.mean([lost(work[order(work)], 64, 4) for work in works], axis=0)[0] for name, order in orders.items()
+    }
+    assert of_order["for micro-batches"] < 0.4 * of_order["random"] < of_order["for single samples"]
 
 
 def test_equal_works_keep_their_order():

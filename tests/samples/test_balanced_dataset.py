@@ -52,11 +52,11 @@ def global_batches(samples, size, first=0):
 
 
 @settings(max_examples=300, deadline=None)
-@given(SIZES)
-def test_every_global_batch_holds_the_same_samples_and_every_epoch_each_once(sizes):
+@given(SIZES, st.integers(1, 5))
+def test_every_global_batch_holds_the_same_samples_and_every_epoch_each_once(sizes, micro_batch_size):
     size, per_epoch, more = sizes
     dataset = Samples(2 * per_epoch + more, per_epoch)
-    balanced = BalancedDataset(dataset, size)
+    balanced = BalancedDataset(dataset, size, micro_batch_size=micro_batch_size)
     before, after = [dataset[i] for i in range(len(dataset))], [balanced[i] for i in range(len(balanced))]
     assert global_batches(after, size) == global_batches(before, size)
     for epoch in range(0, len(dataset), per_epoch):
@@ -185,6 +185,8 @@ def test_a_sample_that_is_not_there_is_an_index_error(idx):
         ((8, 0), "num_batches"),
         ((8, 2), "needs tile"),
         ((8, 2, 3), "not a multiple of 3"),
+        ((8, 2, 4, 3), "tile 4 is not a multiple of 3"),
+        ((8, 1, None, 0), "micro_batch_size"),
         (([],), "ascending"),
         (([(4, 2), (4, 3)],), "ascending"),
         (([(-1, 2)],), "ascending"),
