@@ -15,7 +15,7 @@ from cluster import memory
 from cluster.layout import Layout
 from cluster.memory import Model, estimate, model_of, num_parameters
 from cluster.options import REPLACED, run_options, trainer_and_words
-from cluster.plan import epochs, training_sequences
+from cluster.plan import epochs, numbers, training_sequences
 from cluster.recipe import read_recipe
 from helpers.datasets import ROOT, documents_of, write
 
@@ -172,6 +172,28 @@ def test_fault_A15_the_plan_looks_where_training_looks(dataset, tmp_path):
     build(dataset, IndexKey(16, 0, 7), index_directory(prefix))  # without the cap: of another run
     with pytest.raises(SequenceIndexError, match="there is no sequence index s16-d0-7-m1"):
         training_sequences(prefix, options)
+
+
+def test_the_plan_looks_for_even_sequences(dataset):
+    prefix = dataset.prefix
+    words = ("--data-path", prefix, "--seq-length", "16", "--split", "70,30")
+    build(dataset, IndexKey(16, 0, 7), index_directory(prefix))
+    for trainer in ("pretrain_gpt", "megatron_lm"):
+        with pytest.raises(SequenceIndexError, match="no sequence index s16-d0-7-e.* --even-sequences --split 70,30$"):
+            training_sequences(prefix, of(trainer, *words, "--data-impl", "bfp", "--even-sequences"))
+    index = build(dataset, IndexKey(16, 0, 7, None, True), index_directory(prefix))
+    assert training_sequences(prefix, of_the_example(*words, "--even-sequences")) == len(index)
+
+
+def test_the_plan_says_that_batches_are_composed_by_cost():
+    def said(*words):
+        options = of_the_example(*words)
+        return dict(numbers(Layout.of(options, 1, 1), options)).get("batches")
+
+    assert said("--balance-batches", "4") == "composed by cost, 4 at a time (--balance-batches)"
+    assert said() is said("--balance-batches", "0") is None
+    with pytest.raises(OptionError, match="--balance-batches must not be negative"):
+        of("megatron_lm", "--balance-batches", "-1")
 
 
 def test_fault_A15_a_split_without_a_sequence_is_said(dataset):

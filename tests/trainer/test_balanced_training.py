@@ -19,6 +19,7 @@ from trainer.checkpoints.history import DataHistory, changed_blocks
 from trainer.data import GlobalOrderSampler, build_train_dataset, build_valid_dataset, micro_batches, origin_of
 
 from megatron_bfp import BalancedDataset, OptionError
+from megatron_bfp.commands.main import main as command_line
 
 LENGTHS = [5, 40, 1, 17, 31, 32, 9, 70, 3, 12, 25, 8]
 BATCH, STEPS = 8, 6
@@ -66,6 +67,17 @@ def test_a_sample_is_traced_through_the_balanced_order(config):
         assert len(origin.documents) <= chunks <= len(origin.documents) + 1  # the padding is a chunk
     with pytest.raises(IndexError):
         origin_of(train, len(train))
+
+
+def test_show_names_the_sequence_of_a_sample(config, capsys):
+    """By its number without balancing."""
+    config = dataclasses.replace(config, data_path=config.data_path[1:2])
+    _, train = origins_of(config)
+    capsys.readouterr()
+    for sample in (0, 11):
+        words = ["show", config.data_path[0], "--seq-length", str(config.seq_length), "--split", config.split]
+        command_line([*words, "--seed", str(config.seed), "--sample", str(train.sample_of(sample)), "--json"])
+        assert json.loads(capsys.readouterr().out)["sequence"] == origin_of(train, sample).sequence
 
 
 def test_evaluation_and_concatenation_are_not_balanced(config):
@@ -196,6 +208,21 @@ def test_balancing_inside_batches_may_be_switched_on_and_off(data, tmp_path):
     for step, (loss, norm, consumed) in rest.items():
         assert float(loss) == pytest.approx(float(whole[step][0]), abs=1e-5) and consumed == whole[step][2]
         assert float(norm) == pytest.approx(float(whole[step][1]), rel=1e-4)
+
+
+def test_a_checkpoint_that_did_not_record_its_data_goes_on_in_blocks_where_one_begins(data, tmp_path):
+    run_of(data, "--save", tmp_path, "--save-interval", 1, "--exit-interval", 2)
+    for iteration in (1, 2):
+        record = tmp_path / f"iter_{iteration:07d}" / "complete.json"
+        content = json.loads(record.read_text())
+        del content["data"]
+        record.write_text(json.dumps(content))
+    options = ("--load", tmp_path, "--balance-batches", 2)
+    assert list(steps(run_of(data, *options)[1])) == [3, 4]
+    shutil.rmtree(tmp_path / "iter_0000002")
+    with pytest.raises(OptionError, match="saved with --balance-batches 0, not 2"):
+        run_of(data, *options)
+    assert "samples consumed so far: 4; the run" in run_of(data, *options, "--override-checkpoint-args")[1]
 
 
 def test_even_sequences_may_not_be_switched_on_in_a_run(data, tmp_path):

@@ -87,10 +87,9 @@ def check_description(path: str, saved: SavedRun, description: dict[str, Any], o
             f"--load {path}: saved by a version that did not record its data; make sure that --data-path, --split, "
             "--seq-length and --seed are those of its run"
         )
-        return
-    changes = "; ".join(
-        [*differences(saved.data, description), *changed_blocks(saved.data, description, saved.iteration)]
-    )
+    listed = [] if saved.data is None else differences(saved.data, description)
+    listed += changed_blocks(saved.data or {}, description, saved.iteration)
+    changes = "; ".join(listed)
     if not changes:
         return
     if not override:
@@ -130,6 +129,8 @@ def continue_history(
 
 
 def _consumed(saved: SavedRun) -> str:
+    if saved.data is None:
+        return f"samples consumed so far: {saved.consumed_samples:,}"
     counts = ", ".join(f"{count:,} of {prefix}" for prefix, count in saved.data["consumed"].items())
     return f"samples consumed so far: {counts}"
 
