@@ -60,8 +60,8 @@ class ComputeClock:
     With ZeRO 3 a forward pass gathers weights from the other ranks: its time includes waiting, and ranks look more even
     than they are.
 
-    On the CPU it is the processor time of forward and backward passes. Waiting takes none, and ranks that share cores
-    do not count each other's.
+    On the CPU it is the processor time that this thread takes for forward and backward passes. Waiting takes none, and
+    ranks that share cores do not count each other's. Further threads of an operation work as long as this one does.
 
     Args:
         device: where the rank computes.
@@ -91,9 +91,9 @@ class ComputeClock:
 
     @contextlib.contextmanager
     def _processor_time(self) -> Iterator[None]:
-        start = time.process_time()
+        start = time.thread_time()
         yield
-        self._processor_seconds += time.process_time() - start
+        self._processor_seconds += time.thread_time() - start
 
     def seconds(self) -> float:
         """The sum. On a GPU this waits for the last forward pass: call it when a result of the step has been read."""
