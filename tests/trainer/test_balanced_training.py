@@ -57,7 +57,8 @@ def test_each_global_batch_keeps_its_samples(config):
     assert [batch for batch, other in zip(balanced, plain) if batch != other]
     composed, _ = origins_of(config, balance_batches=3)
     assert [sorted(batch) for batch in composed] != [sorted(batch) for batch in plain]
-    assert sorted(sum(composed, [])) == sorted(sum(plain, []))
+    for first in (0, 3):
+        assert sorted(sum(composed[first : first + 3], [])) == sorted(sum(plain[first : first + 3], []))
 
 
 def test_a_sample_is_traced_through_the_balanced_order(config):
@@ -187,10 +188,20 @@ def test_blocks_that_are_not_finished_go_on_under_the_same_sizes_only(data, comp
     assert status == 0 and list(steps(output)) == [4]
 
 
-def test_blocks_may_change_where_both_begin(data, composed, tmp_path):
+@pytest.mark.parametrize("options", [[], ["--balance-batches", 2, "--micro-batch-size", 1]])
+def test_blocks_may_change_where_both_begin(data, composed, tmp_path, options):
     saved = up_to(composed[2], 2, tmp_path / "saved")
-    status, output = run_of(data, "--load", saved)
-    assert status == 0 and list(steps(output)) == [3, 4]
+    status, output = run_of(data, "--load", saved, *options)
+    assert status == 0 and list(steps(output)) == [3, 4] and "override" not in output
+
+
+def test_an_end_that_moves_inside_a_block_is_refused(data, tmp_path):
+    """A blend is as long as its run: what is left of it at the end is no whole block, until the run gets longer."""
+    options = ("--balance-batches", 4, "--save", tmp_path, "--load", tmp_path)
+    run_of(data, *options, "--train-iters", 6)
+    with pytest.raises(OptionError, match="--balance-batches above 1, --train-iters may change it"):
+        run_of(data, *options, "--train-iters", 8)
+    assert list(steps(run_of(data, *options, "--train-iters", 7)[1])) == [7]
 
 
 def test_balancing_inside_batches_may_be_switched_on_and_off(data, tmp_path):
