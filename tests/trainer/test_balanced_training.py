@@ -253,8 +253,10 @@ def test_blocks_are_compared_by_what_orders_them():
         sizes = {"--balance-batches": batches, "--global-batch-size": 8, "--micro-batch-size": micro_batch_size}
         return {"blocks": sizes | {"data-parallel ranks": ranks}}
 
-    for same in ((blocks(0), blocks(1, 4)), (blocks(4), blocks(4, 4, 1)), ({}, blocks(1))):
+    for same in ((blocks(0), blocks(1, 4)), (blocks(4), blocks(4)), ({}, blocks(1))):
         assert changed_blocks(*same, iteration=3) == []
+    (change,) = changed_blocks(blocks(4), blocks(4, 4, 1), 3)  # other samples share a micro-batch
+    assert change.startswith("--micro-batch-size 2, not 4, data-parallel ranks 2, not 1")
     assert changed_blocks(blocks(4), blocks(4, 2, 4), 3) == [
         "data-parallel ranks 2, not 4 (can change after a multiple of 4 steps)"
     ]

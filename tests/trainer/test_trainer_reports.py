@@ -73,7 +73,7 @@ def test_speed_is_that_of_one_device(monkeypatch):
     """All devices together have done the step's tokens."""
     monkeypatch.setattr(reports.distributed, "get_world_size", lambda: 4)
     meter = reports.Meter(SimpleNamespace(train_iters=10, num_layers=1, hidden_size=8), weights=0)
-    meter.add(reports.Work(tokens=800, squares=0))
+    meter.add(reports.Work(tokens=800, squares=0), RankSeconds(3.0, 2.0))
     meter.start -= 2.0
     speed = meter.read(1)
     assert speed["tokens_per_second_per_device"] == pytest.approx(100, rel=0.05)

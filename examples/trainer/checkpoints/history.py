@@ -104,7 +104,7 @@ def changed_blocks(saved: dict[str, Any], now: dict[str, Any], iteration: int) -
     """
     before, after = saved.get("blocks", UNRECORDED_BLOCKS), now["blocks"]
     counts = [max(1, blocks["--balance-batches"]) for blocks in (before, after)]
-    if counts[0] == counts[1] and (counts[0] == 1 or _samples_at_once(before) == _samples_at_once(after)):
+    if counts[0] == counts[1] and (counts[0] == 1 or before == after):
         return []
     boundary = math.lcm(*counts)
     if iteration % boundary == 0:
@@ -112,10 +112,6 @@ def changed_blocks(saved: dict[str, Any], now: dict[str, Any], iteration: int) -
     names = after if min(counts) > 1 else ["--balance-batches"]
     changes = [f"{name} {before[name]}, not {after[name]}" for name in names if before[name] != after[name]]
     return [f"{', '.join(changes)} (can change after a multiple of {boundary} steps)"]
-
-
-def _samples_at_once(blocks: dict[str, int]) -> int:
-    return blocks["--micro-batch-size"] * blocks["data-parallel ranks"]
 
 
 def _is_same(name: str, before: Any, after: Any) -> bool:
