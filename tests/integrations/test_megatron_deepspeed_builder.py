@@ -85,13 +85,14 @@ def test_a_split_without_documents_is_none_and_refused_in_a_blend(write_dataset)
     "paths, is_in_blend", [(["text"], False), (["1", "text"], True), (["0.5", "a", "0.5", "b"], True)]
 )
 def test_options_reach_the_datasets_of_megatron_deepspeed_s_builder(monkeypatch, paths, is_in_blend):
-    args = SimpleNamespace(data_path=paths, max_documents_per_sequence=3, padded_vocab_size=512)
+    args = SimpleNamespace(data_path=paths, max_documents_per_sequence=3, even_sequences=True, padded_vocab_size=512)
     calls = []
     monkeypatch.setattr(builder, "parsed_options", lambda: args)
     monkeypatch.setattr(builder, "build_splits", lambda *rest, **keywords: calls.append((rest, keywords)))
     build_packed = builder.build_packed_splits(None)
     build_packed("text", "bfp", "9,1,0", [4, 5, 6], 32, 7, True, data_cache_path="cache")
-    assert calls == [(("text", "9,1,0", [4, 5, 6], 32, 7, 3, "cache"), {"is_in_blend": is_in_blend, "vocab_size": 512})]
+    keywords = {"is_in_blend": is_in_blend, "vocab_size": 512, "even_sequences": True}
+    assert calls == [(("text", "9,1,0", [4, 5, 6], 32, 7, 3, "cache"), keywords)]
 
 
 def test_fault_A13_ids_outside_the_vocabulary_are_named(write_dataset, monkeypatch):
@@ -103,13 +104,14 @@ def test_fault_A13_ids_outside_the_vocabulary_are_named(write_dataset, monkeypat
     train, *_ = build_splits(prefix, "1,0,0", [1, 1, 1], LENGTH, 7, vocab_size=last)
     with pytest.raises(IndexedDatasetError, match=reason):
         list(train)
-    args = SimpleNamespace(data_path=[], max_documents_per_sequence=None, padded_vocab_size=last)
+    args = SimpleNamespace(data_path=[], max_documents_per_sequence=None, even_sequences=False, padded_vocab_size=last)
+    args.balance_batches = 0
     args.consumed_train_samples = args.consumed_valid_samples = 0
     monkeypatch.setattr(builder, "parsed_options", lambda: args)
     of_a_split = builder.build_packed_split(None)
     with pytest.raises(IndexedDatasetError, match=reason):
         list(of_a_split("train", prefix, "bfp", "", 1, LENGTH, 7, True))
-    monkeypatch.setitem(sys.modules, "megatron", module_with("megatron", print_rank_0=lambda line: None))
+    monkeypatch.setitem(sys.modules, "megatron", module_with("megatron", print_rank_0=lambda line: None, global_vars=None))
     for which in range(3):  # before training, from any split
         splits = [None] * 3
         splits[which] = train
@@ -120,9 +122,9 @@ def test_fault_A13_ids_outside_the_vocabulary_are_named(write_dataset, monkeypat
 
 def test_fault_B15_datasets_are_summed_up_once_for_all_virtual_stages(packed, monkeypatch):
     lines = []
-    args = SimpleNamespace(use_flash_attn=False, reset_position_ids=False)
+    args = SimpleNamespace(use_flash_attn=False, reset_position_ids=False, balance_batches=0)
     monkeypatch.setattr(builder, "parsed_options", lambda: args)
-    monkeypatch.setitem(sys.modules, "megatron", module_with("megatron", print_rank_0=lines.append))
+    monkeypatch.setitem(sys.modules, "megatron", module_with("megatron", print_rank_0=lines.append, global_vars=None))
     build_checked = builder.check_and_sum_up(lambda: (packed, None, None))
     assert build_checked() == (packed, None, None) and len(lines) == 1
     assert build_checked() == (packed, None, None) and len(lines) == 1

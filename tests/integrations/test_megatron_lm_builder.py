@@ -13,6 +13,7 @@ from megatron_bfp.integrations.megatron_lm import builder, changes
 
 def options(**changed):
     known = {"dataloader_inter_document_masking": True, "context_parallel_size": 1, "dataloader_type": None}
+    known |= {"balance_batches": 0}
     return argparse.Namespace(**(known | {"data_impl": "bfp"} | changed))
 
 
@@ -135,16 +136,17 @@ def test_options_reach_the_config_that_takes_the_place_of_megatron_s():
     from megatron_bfp import BFPGPTDataset, BFPGPTDatasetConfig
 
     theirs = config((["text"], None), 32, gpt_dataset.GPTDatasetConfig, eod_mask_loss=True, path_to_cache="cache")
-    cls, ours = builder.packed(gpt_dataset.GPTDataset, theirs, 3, 600)
+    given = options(max_documents_per_sequence=3, even_sequences=True, padded_vocab_size=600)
+    cls, ours = builder.packed(gpt_dataset.GPTDataset, theirs, given)
     assert cls is BFPGPTDataset and type(ours) is BFPGPTDatasetConfig
-    assert (ours.max_documents_per_sequence, ours.model_vocab_size) == (3, 600)
+    assert (ours.max_documents_per_sequence, ours.even_sequences, ours.model_vocab_size) == (3, True, 600)
     assert (ours.sequence_length, ours.eod_mask_loss, ours.path_to_cache, ours.blend) == (
         32,
         True,
         "cache",
         theirs.blend,
     )
-    args = options(max_documents_per_sequence=5, padded_vocab_size=512)
+    args = options(max_documents_per_sequence=5, even_sequences=False, padded_vocab_size=512)
     built_with = []
     initialize = builder.choose_dataset(lambda self, *arguments: built_with.extend(arguments))
     module = types.SimpleNamespace(get_args=lambda: args)
@@ -153,4 +155,4 @@ def test_options_reach_the_config_that_takes_the_place_of_megatron_s():
         initialize(None, gpt_dataset.GPTDataset, [1, 1, 1], lambda: True, theirs)
     cls, sizes, reads, ours = built_with
     assert (cls, sizes, reads) == (BFPGPTDataset, [1, 1, 1], builder.reads_batches)
-    assert (ours.max_documents_per_sequence, ours.model_vocab_size) == (5, 512)
+    assert (ours.max_documents_per_sequence, ours.even_sequences, ours.model_vocab_size) == (5, False, 512)
