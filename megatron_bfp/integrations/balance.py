@@ -174,8 +174,8 @@ def stages(calculator: Any, tile: int, first: int, end: int, consumed: int) -> l
     final, sample, size = size_at(max(first, end)), first, 0
     sizes = []
     while True:
-        if size != size_at(sample):
-            size = size_at(sample)
+        if (now := size_at(sample)) != size:
+            size = now
             sizes.append((sample, size))
         if size == final or sample >= end:
             return sizes
