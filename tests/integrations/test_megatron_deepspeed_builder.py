@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 
 from helpers.datasets import documents_of
 from helpers.megatron_deepspeed_stand_ins import LENGTH, module_with
-from test_balance import Schedule
+from test_balance_batches import Schedule
 
 from megatron_bfp.errors import IndexedDatasetError, OptionError
 from megatron_bfp.integrations.balance import COMPOSED_BY_COST

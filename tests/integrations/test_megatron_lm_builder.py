@@ -5,7 +5,7 @@ import sys
 import types
 
 import pytest
-from test_balance import Packed, Schedule, balanced, same_samples, steps_of_training
+from test_balance_batches import Packed, Schedule, balanced, same_samples, steps_of_training
 
 from megatron_bfp import IndexedDatasetError, OptionError
 from megatron_bfp.integrations import summary
