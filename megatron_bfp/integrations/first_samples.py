@@ -30,4 +30,14 @@ def consumed_samples(args: Any) -> tuple[int, int, int]:
     Args:
         args: the options of Megatron-LM or Megatron-DeepSpeed.
     """
-    return getattr(args, "consumed_train_samples", 0), getattr(args, "consumed_valid_samples", 0), 0
+    return first_train_sample(args), getattr(args, "consumed_valid_samples", 0), 0
+
+
+def first_train_sample(args: Any) -> int:
+    """The first sample that the train split will be asked for. In Megatron-LM's phases of training, each phase counts
+    the samples of its own data."""
+    phases = getattr(args, "phase_transition_iterations", None)
+    if not phases:
+        return getattr(args, "consumed_train_samples", 0)
+    begin = max(iteration for iteration in (0, *phases) if iteration <= args.iteration)
+    return (args.iteration - begin) * args.global_batch_size

@@ -62,6 +62,11 @@ class BalancedDataset:
         self._samples_per_epoch = getattr(dataset, "samples_per_epoch", 0) or len(dataset) or 1
         self._orders: dict[int, np.ndarray] = {}
 
+    @property
+    def stages(self) -> list[tuple[int, int]]:
+        """The first sample and the global batch size of each stage, in ascending order."""
+        return list(self._stages)
+
     def _checked_tile(self, tile: int | None) -> int:
         if tile is None:
             raise OptionError("num_batches above 1 needs tile, the data-parallel size times the micro-batch size")
@@ -163,6 +168,8 @@ def work_of(dataset: Any, samples: np.ndarray) -> np.ndarray:
         OptionError: a dataset does not know the work of its samples.
     """
     if hasattr(dataset, "dataset_sample_index"):
+        if dataset.dataset_sample_index is None and len(samples):
+            dataset[int(samples[0])]  # megatron-core can put off opening its index until a sample is read
         corpora, samples = dataset.dataset_index[samples], dataset.dataset_sample_index[samples]
         work = np.empty(len(samples), dtype=np.int64)
         for corpus in np.unique(corpora).tolist():

@@ -167,12 +167,14 @@ def alone(model, received, micro_batch):
 
 
 def chunks_of_sample(args, sample):
-    """Tokens of each chunk of a sample, and labels, the last of which may be None."""
+    """Tokens of each chunk of a sample of the first global batch, and labels, the last of which may be None."""
     from megatron_bfp.indexed_dataset.reader import IndexedDataset
+    from megatron_bfp.samples.balance import balanced_order
     from megatron_bfp.sequence_index.split import PackedSplit
 
     dataset, cap = IndexedDataset(args.data_path[0]), args.max_documents_per_sequence
     train = PackedSplit.open(dataset, args.seq_length, args.split, "train", cap)
+    sample = int(balanced_order(train.work_of(np.arange(args.global_batch_size), args.seed))[sample])
     for document, start, end, document_end in train.chunk_spans(sample, args.seed):
         ((document_start, _),) = dataset.spans(np.array([document]))
         whole = dataset.tokens(document_start, document_end - document_start).tolist()

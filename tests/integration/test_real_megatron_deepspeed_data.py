@@ -8,12 +8,14 @@ import shutil
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from helpers.datasets import ROOT, write
 from helpers.launching import ENVIRONMENT
 from helpers.real_megatron.deepspeed import ALONG, NEEDS_CHECKOUT, PACKED, STEP, launch, train, watched
 
 from megatron_bfp.integrations.megatron_deepspeed.dataset import build_splits
+from megatron_bfp.samples.balance import balanced_order
 
 pytestmark = [pytest.mark.integration, NEEDS_CHECKOUT]
 
@@ -37,11 +39,21 @@ def test_a_blend_with_prebuilt_indexes_is_exact(checkout, corpus):
     assert output.count("3 indexes (0 built, 3 opened)") == 3
     digests = [digest for line in watched(output) for digest in line["digests"]][:80]
     parts = [build_splits(str(corpus / prefix), split, [100] * 3, 128, 1234)[0] for prefix in prefixes]
-    assert digests == [digest_of(part, number) for part, number in blended(parts, weights, 80)]
+    expected = [digest_of(part, number) for part, number in in_balanced_batches(blended(parts, weights, 80), 8)]
+    assert digests == expected
 
 
 def digest_of(dataset, number):
     return hashlib.sha256(dataset[number]["text"].tobytes()).hexdigest()
+
+
+def in_balanced_batches(samples, size):
+    """Samples, as pairs of a dataset and a number, in the order of each global batch that balances their work."""
+    samples = list(samples)
+    for start in range(0, len(samples), size):
+        batch = samples[start : start + size]
+        order = balanced_order(np.array([int(part.work_of([number])[0]) for part, number in batch]))
+        yield from (batch[place] for place in order)
 
 
 def blended(datasets, weights, size):

@@ -11,10 +11,13 @@ pytest.importorskip("torch")
 
 from helpers.datasets import documents_of
 from helpers.megatron_deepspeed_stand_ins import LENGTH, module_with
+from test_balance_batches import Schedule
 
 from megatron_bfp.errors import IndexedDatasetError, OptionError
+from megatron_bfp.integrations.balance import COMPOSED_BY_COST
 from megatron_bfp.integrations.megatron_deepspeed import builder
 from megatron_bfp.integrations.megatron_deepspeed.dataset import build_dataset, build_splits
+from megatron_bfp.samples.balanced_dataset import BalancedDataset
 from megatron_bfp.sequence_index.builder import build
 from megatron_bfp.sequence_index.key import IndexKey, index_directory
 from megatron_bfp.sequence_index.split import PackedSplit
@@ -85,13 +88,14 @@ def test_a_split_without_documents_is_none_and_refused_in_a_blend(write_dataset)
     "paths, is_in_blend", [(["text"], False), (["1", "text"], True), (["0.5", "a", "0.5", "b"], True)]
 )
 def test_options_reach_the_datasets_of_megatron_deepspeed_s_builder(monkeypatch, paths, is_in_blend):
-    args = SimpleNamespace(data_path=paths, max_documents_per_sequence=3, padded_vocab_size=512)
+    args = SimpleNamespace(data_path=paths, max_documents_per_sequence=3, even_sequences=True, padded_vocab_size=512)
     calls = []
     monkeypatch.setattr(builder, "parsed_options", lambda: args)
     monkeypatch.setattr(builder, "build_splits", lambda *rest, **keywords: calls.append((rest, keywords)))
     build_packed = builder.build_packed_splits(None)
     build_packed("text", "bfp", "9,1,0", [4, 5, 6], 32, 7, True, data_cache_path="cache")
-    assert calls == [(("text", "9,1,0", [4, 5, 6], 32, 7, 3, "cache"), {"is_in_blend": is_in_blend, "vocab_size": 512})]
+    keywords = {"is_in_blend": is_in_blend, "vocab_size": 512, "even_sequences": True}
+    assert calls == [(("text", "9,1,0", [4, 5, 6], 32, 7, 3, "cache"), keywords)]
 
 
 def test_fault_A13_ids_outside_the_vocabulary_are_named(write_dataset, monkeypatch):
@@ -103,13 +107,16 @@ def test_fault_A13_ids_outside_the_vocabulary_are_named(write_dataset, monkeypat
     train, *_ = build_splits(prefix, "1,0,0", [1, 1, 1], LENGTH, 7, vocab_size=last)
     with pytest.raises(IndexedDatasetError, match=reason):
         list(train)
-    args = SimpleNamespace(data_path=[], max_documents_per_sequence=None, padded_vocab_size=last)
+    args = SimpleNamespace(data_path=[], max_documents_per_sequence=None, even_sequences=False, padded_vocab_size=last)
+    args.balance_batches = 0
     args.consumed_train_samples = args.consumed_valid_samples = 0
     monkeypatch.setattr(builder, "parsed_options", lambda: args)
     of_a_split = builder.build_packed_split(None)
     with pytest.raises(IndexedDatasetError, match=reason):
         list(of_a_split("train", prefix, "bfp", "", 1, LENGTH, 7, True))
-    monkeypatch.setitem(sys.modules, "megatron", module_with("megatron", print_rank_0=lambda line: None))
+    monkeypatch.setitem(
+        sys.modules, "megatron", module_with("megatron", print_rank_0=lambda line: None, global_vars=None)
+    )
     for which in range(3):  # before training, from any split
         splits = [None] * 3
         splits[which] = train
@@ -120,9 +127,9 @@ def test_fault_A13_ids_outside_the_vocabulary_are_named(write_dataset, monkeypat
 
 def test_fault_B15_datasets_are_summed_up_once_for_all_virtual_stages(packed, monkeypatch):
     lines = []
-    args = SimpleNamespace(use_flash_attn=False, reset_position_ids=False)
+    args = SimpleNamespace(use_flash_attn=False, reset_position_ids=False, balance_batches=0)
     monkeypatch.setattr(builder, "parsed_options", lambda: args)
-    monkeypatch.setitem(sys.modules, "megatron", module_with("megatron", print_rank_0=lines.append))
+    monkeypatch.setitem(sys.modules, "megatron", module_with("megatron", print_rank_0=lines.append, global_vars=None))
     build_checked = builder.check_and_sum_up(lambda: (packed, None, None))
     assert build_checked() == (packed, None, None) and len(lines) == 1
     assert build_checked() == (packed, None, None) and len(lines) == 1
@@ -133,3 +140,45 @@ def test_what_is_active_is_said_in_a_line_for_each_split(packed):
     assert lines[0].startswith("best-fit packing: train: 2 indexes (") and ", 22 sequences, padding " in lines[0]
     assert lines[1].startswith(f"best-fit packing: valid: {packed.sequence_index.path} (1 built, 0 opened), 11 seq")
     assert len(lines) == 2  # attention is spoken of when the first step has shown it
+
+
+def test_only_the_training_split_is_balanced_and_the_log_says_so(packed, monkeypatch):
+    lines, asked = [], []
+    args = SimpleNamespace(data_impl="bfp", balance_batches=1, consumed_train_samples=0, consumed_valid_samples=0)
+    vars(args).update(global_batch_size=4, micro_batch_size=2, data_parallel_size=1)
+    monkeypatch.setattr(builder, "parsed_options", lambda: args)
+    monkeypatch.setattr(builder, "is_news", lambda parts: True)
+    global_vars = module_with("megatron.global_vars", _GLOBAL_NUM_MICROBATCHES_CALCULATOR=Schedule(2, (0, 4)))
+    megatron = module_with("megatron", print_rank_0=lines.append, global_vars=global_vars)
+    monkeypatch.setitem(sys.modules, "megatron", megatron)
+
+    def build_train_valid_test_datasets(data_prefix, data_impl, splits_string, train_valid_test_num_samples):
+        asked.append(train_valid_test_num_samples)
+        return packed, packed, None
+
+    build_checked = builder.check_and_sum_up(build_train_valid_test_datasets)
+    train, valid, test = build_checked(["text"], "bfp", "9,1,0", train_valid_test_num_samples=[10, 4, 0])
+    assert isinstance(train, BalancedDataset) and train.stages == [(0, 4)] and (valid, test) == (packed, None)
+    assert train.desc == packed.desc
+    assert [", balanced inside each global batch of 4" in line for line in lines] == [True, False]
+    args.balance_batches = 2
+    train, *_ = build_checked(["text"], "bfp", "9,1,0", [10, 4, 0])
+    assert train.num_batches == 2 and asked == [[10, 4, 0], [16, 4, 0]]
+    assert lines[2].endswith(", balanced over every 2 global batches of 4") and lines[3] == COMPOSED_BY_COST
+    args.balance_batches = 0
+    assert build_checked(["text"], "bfp", "9,1,0", [10, 4, 0]) == (packed, packed, None)
+    args.balance_batches, args.consumed_train_samples = 2, 2
+    with pytest.raises(OptionError, match="begins at sample 2") as raised:
+        build_checked(["text"], "bfp", "9,1,0", [10, 4, 0])
+    assert raised.value.on_every_rank
+
+
+def test_even_sequences_reach_the_indexes(write_dataset, monkeypatch):
+    prefix = write_dataset(documents_of(LENGTHS)).prefix
+    for even in (False, True):
+        train, *_ = build_splits(prefix, "1,0,0", [1, 1, 1], LENGTH, 7, 3, even_sequences=even)
+        assert train.sequence_index.key.name.endswith("-m3-e" if even else "-m3")
+        args = SimpleNamespace(max_documents_per_sequence=3, even_sequences=even, padded_vocab_size=None)
+        monkeypatch.setattr(builder, "parsed_options", lambda args=args: args)
+        split = builder.build_packed_split(None)("train", prefix, "bfp", "", 1, LENGTH, 7, True)
+        assert split.sequence_index.key.name.endswith("-m3-e" if even else "-m3")

@@ -22,6 +22,7 @@ def options(**changed):
     stated |= {"dataloader_type": "single", "transformer_impl": "local", "masked_softmax_fusion": True}
     stated |= {"fp16": False, "bf16": True, "use_flash_attn": True, "ds_sequence_parallel_size": 1}
     stated |= {"force_ds_sequence_parallel": False, "deepspeed": True, "deepspeed_config": "nowhere.json"}
+    stated |= {"balance_batches": 1}
     return argparse.Namespace(**stated | changed)
 
 
@@ -147,6 +148,9 @@ def test_data_impl_gets_one_choice_more():
     parser = arguments._add_data_args(argparse.ArgumentParser())
     parsed = parser.parse_args(["--data-impl", "bfp", "--max-documents-per-sequence", "8"])
     assert (parsed.data_impl, parsed.max_documents_per_sequence) == ("bfp", 8)
+    assert (parsed.balance_batches, parsed.even_sequences) == (1, False)
+    parsed = parser.parse_args(["--data-impl", "bfp", "--balance-batches", "0", "--even-sequences"])
+    assert (parsed.balance_batches, parsed.even_sequences) == (0, True)
     with pytest.raises(SystemExit):
         parser.parse_args(["--data-impl", "lazy"])
 

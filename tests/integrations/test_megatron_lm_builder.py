@@ -5,14 +5,18 @@ import sys
 import types
 
 import pytest
+from test_balance_batches import Packed, Schedule, balanced, same_samples, steps_of_training
 
 from megatron_bfp import IndexedDatasetError, OptionError
 from megatron_bfp.integrations import summary
+from megatron_bfp.integrations.balance import COMPOSED_BY_COST
 from megatron_bfp.integrations.megatron_lm import builder, changes
+from megatron_bfp.samples.balanced_dataset import BalancedDataset
 
 
 def options(**changed):
     known = {"dataloader_inter_document_masking": True, "context_parallel_size": 1, "dataloader_type": None}
+    known |= {"balance_batches": 0}
     return argparse.Namespace(**(known | {"data_impl": "bfp"} | changed))
 
 
@@ -135,16 +139,17 @@ def test_options_reach_the_config_that_takes_the_place_of_megatron_s():
     from megatron_bfp import BFPGPTDataset, BFPGPTDatasetConfig
 
     theirs = config((["text"], None), 32, gpt_dataset.GPTDatasetConfig, eod_mask_loss=True, path_to_cache="cache")
-    cls, ours = builder.packed(gpt_dataset.GPTDataset, theirs, 3, 600)
+    given = options(max_documents_per_sequence=3, even_sequences=True, padded_vocab_size=600)
+    cls, ours = builder.packed(gpt_dataset.GPTDataset, theirs, given)
     assert cls is BFPGPTDataset and type(ours) is BFPGPTDatasetConfig
-    assert (ours.max_documents_per_sequence, ours.model_vocab_size) == (3, 600)
+    assert (ours.max_documents_per_sequence, ours.even_sequences, ours.model_vocab_size) == (3, True, 600)
     assert (ours.sequence_length, ours.eod_mask_loss, ours.path_to_cache, ours.blend) == (
         32,
         True,
         "cache",
         theirs.blend,
     )
-    args = options(max_documents_per_sequence=5, padded_vocab_size=512)
+    args = options(max_documents_per_sequence=5, even_sequences=False, padded_vocab_size=512)
     built_with = []
     initialize = builder.choose_dataset(lambda self, *arguments: built_with.extend(arguments))
     module = types.SimpleNamespace(get_args=lambda: args)
@@ -153,4 +158,75 @@ def test_options_reach_the_config_that_takes_the_place_of_megatron_s():
         initialize(None, gpt_dataset.GPTDataset, [1, 1, 1], lambda: True, theirs)
     cls, sizes, reads, ours = built_with
     assert (cls, sizes, reads) == (BFPGPTDataset, [1, 1, 1], builder.reads_batches)
-    assert (ours.max_documents_per_sequence, ours.model_vocab_size) == (5, 512)
+    assert (ours.max_documents_per_sequence, ours.even_sequences, ours.model_vocab_size) == (5, False, 512)
+
+
+def test_megatron_cores_own_calculators_are_followed():
+    calculators = pytest.importorskip("megatron.core.num_microbatches_calculator")
+    dataset = Packed(200)
+    constant = calculators.ConstantNumMicroBatchesCalculator(20, 2, 3, True, 1)
+    assert balanced(dataset, constant, data_parallel_size=3).stages == [(0, 18)]  # decreased so that ranks can share it
+    ramp_up = getattr(calculators, "RampupBatchsizeNumMicroBatchesCalculator", None)
+    if ramp_up is None:
+        schedule = calculators.StepBatchsizeNumMicroBatchesCalculator(2, 1, False, 1, "0:4 16:8 48:16")
+        assert balanced(dataset, schedule).stages == [(0, 4), (16, 8), (48, 16)]
+        return
+    for decreases in (False, True):
+        tile = 6 if decreases else 2
+        calculator = ramp_up(24, 2, tile // 2, decreases, 1, 8, 4, 90)
+        wrapped = balanced(dataset, calculator, data_parallel_size=tile // 2)
+        assert [size for _, size in wrapped.stages] == ([6, 12, 18, 24] if decreases else [8, 12, 16, 20, 24])
+        assert all(same_samples(wrapped, step) for step in steps_of_training(calculator, tile, 0, 200))
+
+
+OF_A_RUN = {"balance_batches": 1, "global_batch_size": 8, "micro_batch_size": 2, "data_parallel_size": 1}
+
+
+def test_only_the_training_split_is_balanced(monkeypatch):
+    calculators = pytest.importorskip("megatron.core.num_microbatches_calculator")
+    monkeypatch.setattr(calculators, "_GLOBAL_NUM_MICROBATCHES_CALCULATOR", Schedule(2, (0, 4), (8, 8)))
+    splits = [Packed(50, seed=seed) for seed in range(3)]
+    train, *others = built(splits, **OF_A_RUN, consumed_train_samples=4)
+    assert isinstance(train, BalancedDataset) and train.dataset is splits[0] and train.stages == [(4, 4), (8, 8)]
+    assert others == splits[1:]
+    assert built(splits, **OF_A_RUN, skip_train=True) == splits
+    assert built([None] * 3, **OF_A_RUN, consumed_train_samples=0) == [None] * 3  # a rank that reads no batches
+    with pytest.raises(OptionError, match="balanced batches need packed datasets"):
+        built([Split(50), None, None], **OF_A_RUN, consumed_train_samples=0)
+
+
+def test_the_log_says_how_batches_are_composed(monkeypatch):
+    said = []
+    monkeypatch.setattr(builder, "say", said.append)
+    monkeypatch.setattr(builder, "summary", lambda parts: f"{len(parts)} indexes")
+    split = Packed(50)
+    split.sequence_index = "index"
+    args = options(calculate_per_token_loss=True)
+    builder._sum_up(args, [BalancedDataset(split, 8), split, None])
+    assert said == [
+        "best-fit packing: train: 1 indexes, balanced inside each global batch of 8",
+        "best-fit packing: valid: 1 indexes",
+    ]
+    builder._sum_up(args, [BalancedDataset(split, 8, 3, 2), None, None])
+    assert said[2:] == [
+        "best-fit packing: train: 1 indexes, balanced over every 3 global batches of 8",
+        COMPOSED_BY_COST,
+    ]
+
+
+def test_a_blend_holds_whole_blocks(monkeypatch):
+    gpt_dataset = pytest.importorskip("megatron.core.datasets.gpt_dataset")
+    from helpers.megatron_helpers import config
+
+    sizes = []
+    initialize = builder.choose_dataset(lambda self, cls, asked, *others: sizes.append(asked))
+    for num_batches in (1, 3):
+        args = options(**OF_A_RUN | {"balance_batches": num_batches}, max_documents_per_sequence=None)
+        args.even_sequences = False
+        module = types.SimpleNamespace(get_args=lambda args=args: args)
+        monkeypatch.setitem(sys.modules, "megatron.training.global_vars", module)
+        for train_size in (80, 72, None):
+            theirs = config((["text"], None), 32, gpt_dataset.GPTDatasetConfig)
+            initialize(None, gpt_dataset.GPTDataset, [train_size, 10, None], lambda: True, theirs)
+    assert [train_size for train_size, *_ in sizes] == [80, 72, None, 96, 72, None]
+    assert all(others == [10, None] for _, *others in sizes)

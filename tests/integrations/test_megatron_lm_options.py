@@ -21,6 +21,7 @@ def options(**changes):
         "cuda_graph_impl": "none",
         "cuda_graph_modules": [],
         "seq_length": 16,
+        "balance_batches": 1,
     }
     return argparse.Namespace(**(known | changes))
 

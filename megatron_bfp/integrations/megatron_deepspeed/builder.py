@@ -1,9 +1,11 @@
-"""Megatron-DeepSpeed's builders of datasets with ``--data-impl bfp``: packed splits, summed up before training.
+"""Megatron-DeepSpeed's builders of datasets with ``--data-impl bfp``: packed splits, balanced and summed up before
+training.
 
 ``build_packed_splits``, ``build_packed_split`` and ``check_and_sum_up`` take a function of Megatron-DeepSpeed, which
 their docstrings name first, and return its replacement. Blends and their caches stay Megatron-DeepSpeed's own.
 """
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +13,7 @@ from ...errors import BFPError, OptionError
 from ...indexed_dataset.reader import IndexedDataset
 from ...progress import log_progress
 from ...sequence_index.split import PackedSplit
+from ..balance import COMPOSED_BY_COST, balanced, is_composed_by_cost, order_in_words, whole_blocks
 from ..first_samples import consumed_samples, read_first_samples
 from ..summary import is_news, summary
 from .dataset import build_dataset, build_splits, logger
@@ -43,6 +46,7 @@ def build_packed_splits(_: Callable) -> Callable:
             data_cache_path,
             is_in_blend=len(args.data_path) > 1,
             vocab_size=args.padded_vocab_size,
+            even_sequences=args.even_sequences,
         )
 
     return build
@@ -65,13 +69,13 @@ def build_packed_split(_: Callable) -> Callable:
     ) -> Any:
         dataset = IndexedDataset(data_prefix)
         args = parsed_options()
-        cap = args.max_documents_per_sequence
         packed_split = PackedSplit.open(
             dataset,
             seq_length,
             None,
-            max_documents_per_sequence=cap,
+            max_documents_per_sequence=args.max_documents_per_sequence,
             cache_path=data_cache_path,
+            even_sequences=args.even_sequences,
             progress=log_progress(logger),
         )
         packed = build_dataset(packed_split, num_samples, seed, args.padded_vocab_size)
@@ -83,15 +87,21 @@ def build_packed_split(_: Callable) -> Callable:
 
 
 def check_and_sum_up(build: Callable) -> Callable:
-    """``build_train_valid_test_datasets``, after which the first samples can be read and rank 0 prints a summary of
-    each split."""
+    """``build_train_valid_test_datasets``, after which the training split is balanced, the first samples can be read
+    and rank 0 prints a summary of each split."""
+    signature, sizes = inspect.signature(build), "train_valid_test_num_samples"
 
     def build_and_check(*arguments: Any, **keywords: Any) -> tuple:
-        from megatron import print_rank_0
+        from megatron import global_vars, print_rank_0
 
-        datasets = build(*arguments, **keywords)
+        args, call = parsed_options(), signature.bind(*arguments, **keywords)
+        if sizes in call.arguments:
+            train_size, *others = call.arguments[sizes]
+            call.arguments[sizes] = [whole_blocks(args, train_size), *others]
+        datasets = build(*call.args, **call.kwargs)
         try:
-            for dataset, first in zip(datasets, consumed_samples(parsed_options()), strict=True):
+            datasets = (balanced(datasets[0], args, global_vars), *datasets[1:])
+            for dataset, first in zip(datasets, consumed_samples(args), strict=True):
                 read_first_samples(dataset, first)
         except BFPError as error:
             error.on_every_rank = True  # all ranks that build datasets read the same samples, rank 0 among them
@@ -105,11 +115,13 @@ def check_and_sum_up(build: Callable) -> Callable:
 
 
 def description(datasets: tuple) -> list[str]:
-    """A line for each split: its indexes, sequences and padding."""
+    """A line for each split: its indexes, sequences, padding and order."""
     lines = []
     for name, dataset in zip(("train", "valid", "test"), datasets, strict=True):
         if dataset is not None:
-            lines.append(f"best-fit packing: {name}: {summary(_parts(dataset))}")
+            lines.append(f"best-fit packing: {name}: {summary(_parts(dataset))}{order_in_words(dataset)}")
+        if is_composed_by_cost(dataset):
+            lines.append(COMPOSED_BY_COST)
     return lines
 
 

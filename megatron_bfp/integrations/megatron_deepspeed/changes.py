@@ -1,13 +1,15 @@
 """Which modules of Megatron-DeepSpeed are changed for ``--data-impl bfp``, and how.
 
-In the order of a run: its options; the functions that build datasets; what a batch receives and the masks made of it;
-rotary positions; attention and the layers on the way to it; the loss of a micro-batch without targets. Its blends,
-samplers, parallelism and training loop stay as they are.
+In the order of a run: its options, and those of a checkpoint; the functions that build datasets; what a batch receives
+and the masks made of it; rotary positions; attention and the layers on the way to it; the loss of a micro-batch without
+targets. Its blends, samplers, parallelism and training loop stay as they are.
 """
 
+from collections.abc import Callable
 from types import ModuleType
 
 from ...errors import UnsupportedMegatronError
+from ..balance import refuse_other_batches
 from ..hooks import Hook, replace
 from . import options
 
@@ -20,6 +22,13 @@ def _change_arguments(module: ModuleType) -> None:
         )
     replace(module, "_add_data_args", "parser", options.add_options)
     replace(module, "validate_args", "args, defaults", lambda original: options.check_options(original, HOOKS))
+
+
+def _change_checkpoints(module: ModuleType) -> None:
+    def refuse(original: Callable) -> Callable:
+        return refuse_other_batches(original, options.parsed_options)
+
+    replace(module, "check_checkpoint_args", "checkpoint_args", refuse)
 
 
 def _change_batches(module: ModuleType) -> None:
@@ -102,6 +111,7 @@ def _change_training(module: ModuleType) -> None:
 
 HOOKS: dict[str, Hook] = {
     "megatron.arguments": _change_arguments,
+    "megatron.checkpointing": _change_checkpoints,
     "megatron.core.tensor_parallel": _change_batches,
     "megatron.utils": _change_masks,
     "megatron.data.gpt_dataset": _change_datasets,

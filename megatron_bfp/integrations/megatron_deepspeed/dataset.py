@@ -96,6 +96,7 @@ def build_splits(
     cache_path: str | None = None,
     is_in_blend: bool = False,
     vocab_size: int | None = None,
+    even_sequences: bool = False,
 ) -> tuple[PackedDataset | None, PackedDataset | None, PackedDataset | None]:
     """The train, valid and test datasets of one prefix.
 
@@ -104,6 +105,7 @@ def build_splits(
         num_samples: for each split.
         is_in_blend: a split without tokens is an error, as blends have a weight for every dataset.
         vocab_size: rows of the model's embedding; None to take any id.
+        even_sequences: whether sequences get about equally many documents.
 
     Returns:
         None for a split without a share or without tokens.
@@ -116,7 +118,14 @@ def build_splits(
     datasets = []
     for name, wanted in zip(SPLIT_NAMES, num_samples, strict=True):
         packed_split = PackedSplit.open(
-            dataset, seq_length, shares, name, max_documents_per_sequence, cache_path, progress=log_progress(logger)
+            dataset,
+            seq_length,
+            shares,
+            name,
+            max_documents_per_sequence,
+            cache_path,
+            even_sequences=even_sequences,
+            progress=log_progress(logger),
         )
         if is_in_blend and packed_split is not None and not len(packed_split):
             packed_split.refuse_in_blend()

@@ -12,7 +12,9 @@ import numpy as np
 from ...arguments import checked_seq_length
 from ...errors import OptionError, UnsupportedMegatronError
 from ...samples.blends import check_weights
+from ..balance import check_balance_batches
 from ..hooks import check_hooks
+from ..packing_options import add_packing_options
 
 _OF_ANOTHER_KIND = "it is for samples of another kind; leave it out"
 
@@ -49,7 +51,7 @@ REFUSED = {
 
 
 def add_options(add_data_args: Callable) -> Callable:
-    """Megatron-DeepSpeed's ``_add_data_args``, with one more choice for ``--data-impl`` and our other option."""
+    """Megatron-DeepSpeed's ``_add_data_args``, with one more choice for ``--data-impl`` and our other options."""
 
     def add_data_args_and_ours(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
         parser = add_data_args(parser)
@@ -57,9 +59,7 @@ def add_options(add_data_args: Callable) -> Callable:
         if data_impl is None:
             raise UnsupportedMegatronError("this Megatron-DeepSpeed has no --data-impl")
         data_impl.choices = [*(data_impl.choices or []), "bfp"]
-        parser.add_argument_group(title="best-fit packing").add_argument(
-            "--max-documents-per-sequence", type=int, help="with --data-impl bfp: most documents in a sequence"
-        )
+        add_packing_options(parser.add_argument_group(title="best-fit packing"))
         return parser
 
     return add_data_args_and_ours
@@ -115,6 +115,7 @@ def check(args: argparse.Namespace) -> None:
             "DeepSpeed's sequence parallelism needs --use-flash-attn-v2 with --data-impl bfp: without flash attention "
             "it passes no mask to attention"
         )
+    check_balance_batches(args)
     if _saves_rotary_table(args):
         raise OptionError(
             "--use-rotary-position-embeddings with --recompute-granularity full needs "

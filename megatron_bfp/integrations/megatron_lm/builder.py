@@ -11,6 +11,7 @@ from typing import Any
 
 from ...console import say
 from ...errors import BFPError, OptionError
+from ..balance import COMPOSED_BY_COST, balanced, is_composed_by_cost, order_in_words, whole_blocks
 from ..first_samples import consumed_samples, read_first_samples
 from ..refusals import raise_together
 from ..summary import is_news, summary
@@ -25,19 +26,19 @@ def choose_dataset(initialize: Callable) -> Callable:
     ) -> None:
         args = parsed_options()
         if args is not None:
-            vocab_size = getattr(args, "padded_vocab_size", None)
-            cls, config = packed(cls, config, args.max_documents_per_sequence, vocab_size)
+            cls, config = packed(cls, config, args)
             is_built_on_rank = reads_batches
+            sizes = [sizes[0] and whole_blocks(args, sizes[0]), *sizes[1:]]
         initialize(self, cls, sizes, is_built_on_rank, config)
 
     return initialize_with_packed_samples
 
 
-def packed(cls: type, config: Any, max_documents_per_sequence: int | None, vocab_size: int | None) -> tuple[type, Any]:
+def packed(cls: type, config: Any, args: argparse.Namespace) -> tuple[type, Any]:
     """The dataset class and config that replace GPTDataset and GPTDatasetConfig.
 
     Args:
-        vocab_size: rows of the model's embedding, with its padding.
+        args: Megatron-LM's options.
 
     Raises:
         OptionError: the script asks for another kind of dataset, or an option does not work with packed samples.
@@ -51,8 +52,9 @@ def packed(cls: type, config: Any, max_documents_per_sequence: int | None, vocab
             f"--data-impl bfp replaces GPTDataset, but this script builds {cls.__name__} with {type(config).__name__}"
         )
     settings = {field.name: getattr(config, field.name) for field in fields(config) if field.init}
-    settings["max_documents_per_sequence"] = max_documents_per_sequence
-    settings["model_vocab_size"] = vocab_size
+    settings["max_documents_per_sequence"] = args.max_documents_per_sequence
+    settings["even_sequences"] = args.even_sequences
+    settings["model_vocab_size"] = getattr(args, "padded_vocab_size", None)  # rows of the embedding
     return BFPGPTDataset, BFPGPTDatasetConfig(**settings)
 
 
@@ -65,8 +67,8 @@ def reads_batches() -> bool:
 
 
 def check_and_sum_up(build: Callable) -> Callable:
-    """The builder's ``build``, after which all ranks know whether the first samples can be read, and rank 0 prints a
-    summary of each split."""
+    """The builder's ``build``, after which the training split is balanced, all ranks know whether the first samples can
+    be read, and rank 0 prints a summary of each split."""
 
     def build_and_check(self: Any) -> list[Any]:
         datasets = build(self)
@@ -75,7 +77,7 @@ def check_and_sum_up(build: Callable) -> Callable:
             return datasets
         error = None
         try:
-            datasets = _without_empty_splits(args, datasets)
+            datasets = _with_balanced_batches(args, _without_empty_splits(args, datasets))
             _read_first_samples(args, datasets)
         except BFPError as own_error:
             error = own_error
@@ -102,6 +104,15 @@ def _without_empty_splits(args: argparse.Namespace, datasets: list[Any]) -> list
     return [None if is_empty else dataset for dataset, is_empty in zip(datasets, empty, strict=True)]
 
 
+def _with_balanced_batches(args: argparse.Namespace, datasets: list[Any]) -> list[Any]:
+    """The splits, with the training split in balanced order if the run trains."""
+    from megatron.core import num_microbatches_calculator
+
+    if getattr(args, "skip_train", False):
+        return datasets
+    return [balanced(datasets[0], args, num_microbatches_calculator), *datasets[1:]]
+
+
 def _read_first_samples(args: argparse.Namespace, datasets: list[Any]) -> None:
     for dataset, first in zip(datasets, consumed_samples(args), strict=True):
         for part in dataset if isinstance(dataset, list) else [dataset]:
@@ -117,7 +128,9 @@ def _sum_up(args: argparse.Namespace, datasets: list[Any]) -> None:
     for name, dataset in zip(("train", "valid", "test"), datasets, strict=True):
         parts = _parts(dataset)
         if parts:
-            say(f"best-fit packing: {name}: {summary(parts)}")
+            say(f"best-fit packing: {name}: {summary(parts)}{order_in_words(dataset)}")
+        if is_composed_by_cost(dataset):
+            say(COMPOSED_BY_COST)
     if not args.calculate_per_token_loss:
         say(
             "best-fit packing: the number of targets differs between micro-batches; with --calculate-per-token-loss "

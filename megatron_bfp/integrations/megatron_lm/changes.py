@@ -1,11 +1,13 @@
 """Which modules of Megatron-LM are changed for ``--data-impl bfp``, and how."""
 
+import inspect
 import sys
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 from ...errors import IntegrationError
+from ..balance import refuse_other_batches
 from ..data_impl import without_data_impl
 from ..hooks import Hook, replace
 from . import builder, options
@@ -32,6 +34,15 @@ def _change_training(module: ModuleType) -> None:
         "iteration, pg_collection, p2p_communicator"
     )
     replace(module, "train_step", of_step, lambda original: watch_first_step(original, options.parsed_options))
+
+
+def _change_checkpoints(module: ModuleType) -> None:
+    def refuse(original: Callable) -> Callable:
+        return refuse_other_batches(original, options.parsed_options)
+
+    known = getattr(module, "check_checkpoint_args", None)
+    has_more = callable(known) and "skip_args" in inspect.signature(known).parameters  # some releases of core 0.19 on
+    replace(module, "check_checkpoint_args", "checkpoint_args, skip_args" if has_more else "checkpoint_args", refuse)
 
 
 def _change_local_layers(module: ModuleType) -> None:
@@ -67,6 +78,7 @@ HOOKS: dict[str, Hook] = {
     "megatron.core.datasets.blended_megatron_dataset_builder": _change_builder,
     "megatron.core.models.backends": _change_local_layers,
     "megatron.core.models.gpt.heterogeneous.heterogeneous_layer_specs": _change_heterogeneous_layers,
+    "megatron.training.checkpointing": _change_checkpoints,
     "megatron.training.training": _change_training,
 }
 """Module -> what is done to it right after its import with ``--data-impl bfp``."""

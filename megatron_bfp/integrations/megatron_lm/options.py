@@ -8,7 +8,9 @@ from typing import Any
 from ...arguments import checked_seq_length
 from ...errors import OptionError, UnsupportedMegatronError
 from ...samples.blends import check_weights
+from ..balance import check_balance_batches
 from ..hooks import check_hooks
+from ..packing_options import add_packing_options
 
 OLDEST = "megatron-core 0.19"
 
@@ -48,9 +50,7 @@ def add_options(add_data_args: Callable) -> Callable:
             default="mmap",
             help="bfp: best-fit packed documents, attention inside documents; mmap: Megatron's own samples",
         )
-        group.add_argument(
-            "--max-documents-per-sequence", type=int, help="with --data-impl bfp: most documents in a sequence"
-        )
+        add_packing_options(group)
         return parser
 
     return add_data_args_and_ours
@@ -111,6 +111,7 @@ def check(args: argparse.Namespace) -> None:
             f"--dataloader-type {args.dataloader_type} cannot be used with --data-impl bfp: the order of samples would "
             "depend on the data-parallel size; leave it out, packed samples are shuffled anyway"
         )
+    check_balance_batches(args)
     for attribute in ("data_path", "train_data_path", "valid_data_path", "test_data_path"):
         _check_data_path(f"--{attribute.replace('_', '-')}", getattr(args, attribute, None) or [])
 

@@ -14,6 +14,7 @@ import pytest
 from helpers.datasets import ROOT, write
 from helpers.launching import ENVIRONMENT, free_port, make_corpus
 from helpers.real_megatron.deepspeed_on_cpu import copy_for_cpu
+from helpers.real_megatron.lm import left
 from megatron_bfp.indexed_dataset.reader import IndexedDataset
 
 CHECKOUT = os.environ.get("MEGATRON_DEEPSPEED_PATH")
@@ -75,8 +76,13 @@ def launch(
     zero=0,
     watched=None,
     plugin=True,
+    without=(),
 ):
-    """Exit status and output of ``deepspeed``. ``script`` is a list that may begin with ``--module``."""
+    """Exit status and output of ``deepspeed``. ``script`` is a list that may begin with ``--module``.
+
+    ``iters`` may be None, for runs that count samples. ``without`` names options of ``OPTIONS`` that are left out, with
+    their values.
+    """
     script = script or ["--module", "megatron_bfp", checkout / "pretrain_gpt.py"]
     environment = ENVIRONMENT | {"CUDA_VISIBLE_DEVICES": ""}
     paths = [str(checkout), *([str(INTEGRATION / "flash_attn_on_cpu")] if "--use-flash-attn-v2" in options else [])]
@@ -92,8 +98,9 @@ def launch(
         "bf16": {"enabled": "--bf16" in options},
     }
     (corpus / "deepspeed.json").write_text(json.dumps(settings))
-    command = ["deepspeed", "--num_gpus", ranks, "--master_port", free_port(), *script, *options, *OPTIONS.split()]
-    command += ["--data-path", *data.split(), "--split", split, "--train-iters", iters]
+    command = ["deepspeed", "--num_gpus", ranks, "--master_port", free_port(), *script, *options]
+    command += [*left(OPTIONS, without), "--data-path", *data.split(), "--split", split]
+    command += ["--train-iters", iters] if iters else []
     command += ["--micro-batch-size", micro_batch, "--zero-stage", zero, "--deepspeed_config", "deepspeed.json"]
     done = subprocess.run(
         list(map(str, command)), capture_output=True, text=True, timeout=280, env=environment, cwd=corpus

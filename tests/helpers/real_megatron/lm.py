@@ -3,6 +3,7 @@
 The environment variable MEGATRON_LM_PATH names the checkout.
 """
 
+import itertools
 import json
 import os
 import re
@@ -57,15 +58,27 @@ def plugin_enabled():
     subprocess.run([*command, "disable"], check=True, env=ENVIRONMENT)
 
 
-def launch(checkout, corpus, script, *options, ranks=1, data="data_text_document", split="90,5,5"):
-    """Exit status and output of torchrun with ``script``, a list that may begin with ``-m``."""
+def launch(checkout, corpus, script, *options, ranks=1, data="data_text_document", split="90,5,5", without=()):
+    """Exit status and output of torchrun with ``script``, a list that may begin with ``-m``.
+
+    ``without`` names options of ``MODEL`` that are left out, with their values.
+    """
     environment = ENVIRONMENT | {"TORCHDYNAMO_DISABLE": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "1", "NO_VCS_VERSION": "1"}
     environment["PYTHONPATH"] = os.pathsep.join([str(ON_CPU), str(checkout), environment["PYTHONPATH"]])
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
-    command += ["--master-port", str(free_port()), *map(str, script), *MODEL.split(), *FOR_CPU.split()]
+    command += ["--master-port", str(free_port()), *map(str, script), *left(MODEL, without), *FOR_CPU.split()]
     command += (["--data-path", *data.split(), "--split", split] if split else []) + list(map(str, options))
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, env=environment, cwd=corpus)
     return done.returncode, done.stdout + done.stderr
+
+
+def left(options, without):
+    """Options, as words, without some that have one value each."""
+    words = options.split()
+    for option in without:
+        at = words.index(option)
+        del words[at : at + 2]
+    return words
 
 
 def train(checkout, corpus, script, *options, **keywords):
@@ -77,6 +90,24 @@ def train(checkout, corpus, script, *options, **keywords):
 
 def watched(output):
     return [json.loads(line) for line in WATCHED.findall(output)]
+
+
+def samples_in_order(output, ranks=1):
+    """The digest of each sample that a run with ``batches`` read, in the order of samples."""
+    of_rank = [[batch["digests"] for batch in watched(output) if batch["rank"] == rank] for rank in range(ranks)]
+    return [digest for together in zip(*of_rank, strict=True) for digests in together for digest in digests]
+
+
+def in_batches(samples, sizes):
+    """The samples of each global batch."""
+    ends = list(itertools.accumulate(sizes))
+    return [samples[end - size : end] for size, end in zip(sizes, ends)]
+
+
+def same_batches(samples, others, sizes):
+    """Whether each global batch holds the same samples in both, however ordered."""
+    pairs = zip(in_batches(samples, sizes), in_batches(others, sizes), strict=True)
+    return all(sorted(batch) == sorted(other) for batch, other in pairs)
 
 
 def losses(steps):

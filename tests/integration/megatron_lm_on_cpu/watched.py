@@ -110,7 +110,8 @@ def description(dataset):
     if len(parts) > 1:
         dataset[0]  # opens its index, if that was put off
         for sample in range(min(100, len(dataset))):
-            part, number = int(dataset.dataset_index[sample]), int(dataset.dataset_sample_index[sample])
+            of_blend = getattr(dataset, "sample_of", int)(sample)  # in balanced batches, or the sample itself
+            part, number = int(dataset.dataset_index[of_blend]), int(dataset.dataset_sample_index[of_blend])
             seen["part_of_sample"].append(part)
             same = torch.equal(dataset[sample]["tokens"], parts[part][number]["tokens"])
             seen["same_as_in_part"].append(same)
