@@ -115,18 +115,18 @@ class Boundaries:
         return cls._of_offsets(joined, cu_seqlens.device if device is None else device)
 
     @classmethod
-    def of_joined_rows(cls, cu_seqlens: Tensor, num_positions: int) -> "Boundaries":
+    def of_joined_rows(cls, cu_seqlens: Tensor, num_positions: int | None = None) -> "Boundaries":
         """The boundaries of a micro-batch whose rows were joined before, as in Megatron-LM.
 
         Args:
             cu_seqlens: int32 [any], from 0 to ``num_positions``; entries may repeat.
-            num_positions: positions of all rows.
+            num_positions: positions of all rows; None if that is not known from elsewhere.
 
         Raises:
             InvalidBoundaries: they do not rise from 0 to ``num_positions``.
         """
         joined = join_rows(cu_seqlens)
-        if joined[-1] != num_positions:
+        if num_positions is not None and joined[-1] != num_positions:
             raise InvalidBoundaries(f"do not rise from 0 to {num_positions}, the positions of the micro-batch")
         return cls._of_offsets(joined, cu_seqlens.device)
 

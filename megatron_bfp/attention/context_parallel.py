@@ -289,5 +289,5 @@ def _all_to_all(
 ) -> Tensor:
     number = len(tensor) if receive_counts is None else sum(receive_counts)
     received = tensor.new_empty((number, *tensor.shape[1:]))
-    distributed.all_to_all_single(received, tensor.contiguous(), receive_counts, send_counts, group)
+    distributed.all_to_all_single(received, tensor.contiguous(), receive_counts, send_counts, group=group)
     return received

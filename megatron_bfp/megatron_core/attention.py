@@ -204,8 +204,11 @@ WAYS_TO_SPLIT = {None: None, "p2p": None, "a2a": "ulysses", "all_gather": "gathe
 default, a ring, which cannot follow boundaries."""
 
 
-def _way_to_split(config: TransformerConfig, name: str | None) -> Callable[..., Tensor]:
+def way_to_split(config: TransformerConfig, name: str | None) -> Callable[..., Tensor]:
     """``ulysses`` or ``gather``.
+
+    Args:
+        name: of one of them; None for the first if the heads can be divided.
 
     Raises:
         OptionError: the heads cannot be divided, and ``ulysses`` was asked for.
@@ -281,7 +284,7 @@ class DocumentAttention(MegatronModule):
         self.kernel_name, self.attend = choose_kernel(kernel, needs)
         self.split: Callable[..., Tensor] | None = None
         if config.context_parallel_size > 1:
-            self.split = _way_to_split(config, context_parallel or WAYS_TO_SPLIT[cp_comm_type])
+            self.split = way_to_split(config, context_parallel or WAYS_TO_SPLIT[cp_comm_type])
             of_collection = getattr(pg_collection, "cp", None)
             self.group = of_collection or parallel_state.get_context_parallel_group()
 

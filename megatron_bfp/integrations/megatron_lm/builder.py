@@ -53,6 +53,7 @@ def packed(cls: type, config: Any, max_documents_per_sequence: int | None, vocab
     settings = {field.name: getattr(config, field.name) for field in fields(config) if field.init}
     settings["max_documents_per_sequence"] = max_documents_per_sequence
     settings["model_vocab_size"] = vocab_size
+    settings["context_parallel_size"] = 1  # core would align documents for it; attention needs none of that
     return BFPGPTDataset, BFPGPTDatasetConfig(**settings)
 
 
