@@ -17,7 +17,16 @@ def open_split(options: RunOptions, dataset: IndexedDataset, split_name: str) ->
         SequenceIndexError: it has not been built, and the message has the command that builds it; or it is damaged.
     """
     cap, cache_path = options.max_documents_per_sequence, options.data_cache_path
-    return PackedSplit.open(dataset, options.seq_length, options.split, split_name, cap, cache_path, builds=False)
+    return PackedSplit.open(
+        dataset,
+        options.seq_length,
+        options.split,
+        split_name,
+        cap,
+        cache_path,
+        even_sequences=options.even_sequences,
+        builds=False,
+    )
 
 
 def is_built_at_start(options: RunOptions, dataset: IndexedDataset, split_name: str) -> bool:
@@ -27,6 +36,6 @@ def is_built_at_start(options: RunOptions, dataset: IndexedDataset, split_name: 
     folder = beside if os.path.isdir(beside) else os.path.dirname(beside) or "."
     if options.data_cache_path is None or os.access(folder, os.W_OK):
         return False
-    cap = options.max_documents_per_sequence
-    key = IndexKey.for_split(dataset.num_documents, options.seq_length, options.split, split_name, cap)
+    rule = options.max_documents_per_sequence, options.even_sequences
+    key = IndexKey.for_split(dataset.num_documents, options.seq_length, options.split, split_name, *rule)
     return key is not None and open_existing(dataset, key, options.data_cache_path) is None

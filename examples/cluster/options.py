@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from trainer.arguments import blend, flag, parse_arguments
-from trainer.config import TrainerConfig, key_value_heads
+from trainer.config import TrainerConfig, key_value_heads, not_negative
 
 from megatron_bfp.arguments import checked_cap, checked_count
 from megatron_bfp.commands.shared import Parser
@@ -60,6 +60,9 @@ class RunOptions:
     used_splits: tuple[str, ...]
     """The splits that samples are drawn from, of train, valid and test."""
     max_documents_per_sequence: int | None
+    even_sequences: bool
+    balance_batches: int
+    """Global batches whose samples are balanced together; 0: none."""
     data_cache_path: str | None
     tokenizer_type: str | None
     """A name of ``megatron_bfp.tokenizers``, or another one of Megatron's."""
@@ -179,10 +182,10 @@ def _megatron_options(words: Sequence[str]) -> argparse.Namespace:
     optional |= {"make-vocab-size-divisible-by": 128, "global-batch-size": None, "lr-warmup-iters": 0}
     optional |= {"tensor-model-parallel-size": 1, "pipeline-model-parallel-size": 1, "context-parallel-size": 1}
     optional |= {"ds-sequence-parallel-size": 1, "zero-stage": 0, "eval-iters": 100}
-    optional |= {"max-documents-per-sequence": None}
+    optional |= {"max-documents-per-sequence": None, "balance-batches": 1}
     for name, default in optional.items():
         parser.add_argument(f"--{name}", type=int, default=default)
-    for name in ("group-query-attention", "bf16", "fp16", "use-distributed-optimizer"):
+    for name in ("group-query-attention", "bf16", "fp16", "use-distributed-optimizer", "even-sequences"):
         parser.add_argument(f"--{name}", action="store_true")
     for name in ("data-cache-path", "tokenizer-type", "tokenizer-model", "save", "recompute-granularity"):
         parser.add_argument(f"--{name}")
@@ -215,6 +218,7 @@ def _check_megatron(options: argparse.Namespace) -> None:
     if options.global_batch_size is not None:
         checked_count("--global-batch-size", options.global_batch_size)
     checked_cap(options.max_documents_per_sequence)
+    not_negative("--balance-batches", options.balance_batches)
 
 
 READERS = {

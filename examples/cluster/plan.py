@@ -77,6 +77,8 @@ def numbers(layout: Layout, options: RunOptions) -> Iterator[tuple[str, str]]:
     yield "tokens per step", f"{tokens:,} in {layout.global_batch_size:,} sequences"
     if options.batch_size_grows:
         yield "", "with --rampup-batch-size the first steps have fewer, and the numbers below are too high"
+    if options.data_impl == "bfp" and options.balance_batches > 1:
+        yield "batches", f"composed by cost, {options.balance_batches} at a time (--balance-batches)"
     yield "steps", f"{options.train_iters:,}, {options.train_iters * tokens / 1e9:,.1f} B tokens"
     yield "warm-up steps", f"{options.lr_warmup_iters:,}, {options.lr_warmup_iters * tokens / 1e9:,.1f} B tokens"
 

@@ -102,8 +102,14 @@ def _check(config: TrainerConfig) -> None:
     _check_checkpoints(config)
     if config.data_impl == "bfp" and config.dataloader_inter_document_masking:
         raise OptionError("--dataloader-inter-document-masking needs --data-impl mmap; bfp has it always")
-    if config.data_impl == "mmap" and config.max_documents_per_sequence:
-        raise OptionError("--max-documents-per-sequence needs --data-impl bfp")
+    needs_bfp = {
+        "--max-documents-per-sequence": config.max_documents_per_sequence,
+        "--even-sequences": config.even_sequences,
+        "--balance-batches above 1": config.balance_batches > 1,
+    }
+    for name, is_given in needs_bfp.items():
+        if config.data_impl == "mmap" and is_given:
+            raise OptionError(f"{name} needs --data-impl bfp")
 
 
 def _check_shape(config: TrainerConfig) -> None:

@@ -101,6 +101,9 @@ class DataOptions:
     split: str = option("shares of the training, validation and test splits", "969,30,1", metavar="N,N,N")
     seq_length: int = option("tokens per sequence")
     max_documents_per_sequence: int | None = option("with --data-impl bfp (default: no limit)", None)
+    even_sequences: bool = option(
+        "with --data-impl bfp: spread short documents over all sequences, so that none holds many times the mean", False
+    )
     eod_mask_loss: bool = option("mask the loss of end-of-document tokens", False)
     tokenizer_type: str = option("as in preprocessing", "HuggingFaceTokenizer", metavar="TYPE")
     tokenizer_model: str = option("as in preprocessing", metavar="FILE")
@@ -119,6 +122,13 @@ class BatchOptions:
     micro_batch_size: int = option("sequences per rank and forward pass", check=checked_count)
     global_batch_size: int | None = option(
         "sequences per step (default: micro-batch size times data-parallel ranks)", None, check=checked_count
+    )
+    balance_batches: int = option(
+        "with --data-impl bfp: order the samples of each global batch by their attention work, so that ranks wait less "
+        "for each other. 0: the order without it; above 1: of so many global batches together, which changes what is "
+        "in a batch",
+        1,
+        check=not_negative,
     )
     train_iters: int = option("number of steps of the whole run", check=checked_count)
     exit_interval: int | None = option(

@@ -1,7 +1,8 @@
 """Data from datasets on disk to micro-batches on the device.
 
 Datasets are made by megatron-core's builder, samplers decide which samples a rank gets, and ``micro_batches`` reads
-them. The order of samples depends on the seed alone: each global batch holds the same samples for any number of ranks.
+them. The order of samples depends on the seed and the global batch size alone: each global batch holds the same samples
+for any number of ranks. Only batches that are composed by cost (``--balance-batches`` above 1) depend on the ranks.
 """
 
 import dataclasses
@@ -11,12 +12,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from megatron.core import parallel_state
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 from megatron.core.datasets.utils import Split
 from torch.utils.data import DataLoader, Dataset
 
-from megatron_bfp import BFPGPTDataset, BFPGPTDatasetConfig
+from megatron_bfp import BalancedDataset, BFPGPTDataset, BFPGPTDatasetConfig
 from megatron_bfp.errors import BFPError, OptionError
 from megatron_bfp.indexed_dataset.reader import IndexedDataset
 from megatron_bfp.integrations.first_samples import read_first_samples
@@ -26,11 +28,11 @@ from megatron_bfp.sequence_index.key import document_range
 from .arguments import blend
 from .baseline import InterDocumentGPTDataset
 from .config import TrainerConfig, padded_vocab_size
-from .ranks import leave_signals_to_the_trainer, on_first_rank
+from .ranks import leave_signals_to_the_trainer, log, on_first_rank
 
 
 def build_train_dataset(config: TrainerConfig, tokenizer: Any) -> Dataset:
-    """The training split, as ``--data-impl`` and ``--data-path`` say. Call it on all ranks.
+    """The training split, as ``--data-impl``, ``--data-path`` and ``--balance-batches`` say. Call it on all ranks.
 
     Raises:
         OptionError: the data cannot be used.
@@ -45,8 +47,22 @@ def build_train_dataset(config: TrainerConfig, tokenizer: Any) -> Dataset:
             f"--data-path {' '.join(config.data_path)}: has {len(train)} samples, {num_samples} are needed; give a "
             "weight before each prefix to go through them more than once"
         )
+    train = _balance(config, train)
     on_first_rank(lambda: read_first_samples(train))
     return train
+
+
+def _balance(config: TrainerConfig, train: Dataset) -> Dataset:
+    """The training split in the order of ``--balance-batches``; concatenation does not know the work of a sample."""
+    if config.data_impl != "bfp" or config.balance_batches == 0:
+        return train
+    samples_at_once = parallel_state.get_data_parallel_world_size() * config.micro_batch_size
+    if config.balance_batches > 1:
+        log(
+            f"batches are composed by cost: {config.balance_batches} global batches of {config.global_batch_size} "
+            f"samples are balanced together, for {samples_at_once} samples at once (--balance-batches)"
+        )
+    return BalancedDataset(train, config.global_batch_size, config.balance_batches, samples_at_once)
 
 
 def build_valid_dataset(config: TrainerConfig, tokenizer: Any) -> "WholeSplits":
@@ -83,9 +99,10 @@ def _configure(
         "create_attention_mask": False,
     }
     if config.data_impl == "bfp":
-        cap = config.max_documents_per_sequence
+        for name in ("max_documents_per_sequence", "even_sequences"):
+            common[name] = getattr(config, name)
         common["model_vocab_size"] = padded_vocab_size(config, tokenizer.vocab_size)
-        dataset_class, settings = BFPGPTDataset, BFPGPTDatasetConfig(**common, max_documents_per_sequence=cap)
+        dataset_class, settings = BFPGPTDataset, BFPGPTDatasetConfig(**common)
     else:
         masked = config.dataloader_inter_document_masking
         dataset_class, settings = InterDocumentGPTDataset if masked else GPTDataset, GPTDatasetConfig(**common)
@@ -146,6 +163,8 @@ def origin_of(dataset: Any, sample: int) -> Origin:
     Args:
         dataset: as ``build_train_dataset`` gives it.
     """
+    if isinstance(dataset, BalancedDataset):
+        dataset, sample = dataset.dataset, dataset.sample_of(sample)
     if hasattr(dataset, "dataset_index"):  # megatron-core's blend
         which, sample = int(dataset.dataset_index[sample]), int(dataset.dataset_sample_index[sample])
         dataset = dataset.datasets[which]

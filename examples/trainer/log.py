@@ -1,4 +1,4 @@
-"""Where the trainer writes its numbers, how its work is counted, and which losses stop it.
+"""Where the trainer writes its numbers, how its work is counted and timed, and which losses stop it.
 
 Work is counted as a model needs it, whatever kernel or recomputation runs: 6 floating-point operations per token and
 weight of a matrix product, and for attention 6 s^2 h per layer and document chunk of s tokens, with hidden size h (two
@@ -6,9 +6,12 @@ products of s x s / 2 x h, each a multiplication and an addition, once forward a
 utilisation (MFU) is this divided by what the GPU's datasheet promises for dense bf16.
 """
 
+import contextlib
 import json
 import math
+import time
 from collections import deque
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -35,6 +38,68 @@ class Work(NamedTuple):
     tokens: int
     squares: int
     """Sum of the squared lengths of the chunks."""
+
+
+class RankSeconds(NamedTuple):
+    """How long the data-parallel ranks computed in a step, without waiting for each other."""
+
+    slowest: float
+    mean: float
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> "RankSeconds":
+        """Of the seconds of each rank."""
+        return cls(max(seconds), math.fsum(seconds) / len(seconds))
+
+
+class ComputeClock:
+    """How long this rank computes in one step, without what it waits for other ranks. Adds no synchronisation.
+
+    On a GPU it is the time of the forward passes, between CUDA events. Backward passes take a fixed multiple of it, or
+    slightly more for attention, and are left out because the reduction of gradients, and so waiting, is inside them.
+    With ZeRO 3 a forward pass gathers weights from the other ranks: its time includes waiting, and ranks look more even
+    than they are.
+
+    On the CPU it is the processor time of forward and backward passes. Waiting takes none, and ranks that share cores
+    do not count each other's.
+
+    Args:
+        device: where the rank computes.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._on_gpu = device.type == "cuda"
+        self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        self._processor_seconds = 0.0
+
+    @contextlib.contextmanager
+    def forward(self) -> Iterator[None]:
+        """Measure a forward pass."""
+        if not self._on_gpu:
+            with self._processor_time():
+                yield
+            return
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        yield
+        end.record()
+        self._events.append((begin, end))
+
+    def backward(self) -> contextlib.AbstractContextManager[None]:
+        """Measure a backward pass; on a GPU it is not measured."""
+        return contextlib.nullcontext() if self._on_gpu else self._processor_time()
+
+    @contextlib.contextmanager
+    def _processor_time(self) -> Iterator[None]:
+        start = time.process_time()
+        yield
+        self._processor_seconds += time.process_time() - start
+
+    def seconds(self) -> float:
+        """The sum. On a GPU this waits for the last forward pass: call it when a result of the step has been read."""
+        if self._events:
+            self._events[-1][1].synchronize()
+        return self._processor_seconds + sum(begin.elapsed_time(end) for begin, end in self._events) / 1000
 
 
 def model_flops(work: Work, num_weights: int, num_layers: int, hidden_size: int) -> float:

@@ -14,7 +14,7 @@ from .arguments import flag
 from .config import TrainerConfig
 from .data import origin_of
 from .evaluation import Evaluation
-from .log import Log, TrainingStopped, Work, model_flops, peak_flops
+from .log import Log, RankSeconds, TrainingStopped, Work, model_flops, peak_flops
 from .ranks import log, on_first_rank, timestamp
 
 REMEMBERED_REPORTS = 20
@@ -31,6 +31,7 @@ class StepResult:
     """Of the gradient of that mean, before clipping."""
     num_targets: int
     work: Work
+    seconds: RankSeconds
 
 
 def open_logs(config: TrainerConfig) -> Log:
@@ -64,17 +65,19 @@ class Meter:
         """Start over: forget the steps since the last report."""
         self.start = time.perf_counter()
         self.work: list[Work] = []
+        self.seconds: list[RankSeconds] = []
 
-    def add(self, work: Work) -> None:
+    def add(self, work: Work, seconds: RankSeconds) -> None:
         """Count a step."""
         self.work.append(work)
+        self.seconds.append(seconds)
 
     def read(self, iteration: int) -> dict[str, float]:
         """The speed, and start over.
 
         Returns:
-            Seconds per step, seconds left until the last step, tokens per second and device, and on a GPU TFLOP/s per
-            device and MFU.
+            Seconds per step, seconds left until the last step, tokens per second and device, the computing time of the
+            slowest rank over the mean of all, and on a GPU TFLOP/s per device and MFU.
         """
         elapsed = max(1e-9, time.perf_counter() - self.start)
         self._reports.append((len(self.work), elapsed))
@@ -84,6 +87,7 @@ class Meter:
             "seconds_per_step": elapsed / len(self.work),
             "seconds_left": recent * (self.config.train_iters - iteration),
             "tokens_per_second_per_device": sum(work.tokens for work in self.work) / seconds,
+            "slowest_over_mean": sum(step.slowest for step in self.seconds) / sum(step.mean for step in self.seconds),
         }
         if torch.cuda.is_available():
             shape = (self.weights, self.config.num_layers, self.config.hidden_size)
@@ -109,7 +113,8 @@ def report_step(config: TrainerConfig, files: Log, iteration: int, lr: float, re
         f"iteration {iteration}/{config.train_iters} | loss {result.loss:.6f} | learning rate {lr:.4e} | "
         f"grad norm {result.grad_norm:.4f} | target tokens {result.num_targets} | "
         f"consumed samples {consumed_samples} | tokens/s per device {tokens_per_second:,.0f}{text} | "
-        f"{speed['seconds_per_step']:.3g} s/step | ETA {duration(speed['seconds_left'])} | {timestamp()}"
+        f"slowest/mean {speed['slowest_over_mean']:.2f} | {speed['seconds_per_step']:.3g} s/step | "
+        f"ETA {duration(speed['seconds_left'])} | {timestamp()}"
     )
     values: dict[str, Any] = {"loss": result.loss, "learning_rate": lr, "grad_norm": result.grad_norm}
     values |= {"target_tokens": result.num_targets, "consumed_samples": consumed_samples, "time": timestamp()}
@@ -162,4 +167,5 @@ def show_command(config: TrainerConfig) -> str:
     for name in ("max_documents_per_sequence", "data_cache_path"):
         value = getattr(config, name)
         words += [] if value is None else [flag(name), str(value)]
+    words += ["--even-sequences"] if config.even_sequences else []
     return shlex.join([*words, "--sequence", "N", "--html", "page.html"])

@@ -50,7 +50,7 @@ from .engine import (
     with_batch_sizes,
 )
 from .evaluation import Evaluation, evaluate, summed_loss
-from .log import Log, SpikeDetector, Work
+from .log import ComputeClock, Log, RankSeconds, SpikeDetector, Work
 from .model import attention_kernel
 from .process import complete_environment, run_rank
 from .ranks import StopRequest, check_shared, log, on_each_node, on_first_rank
@@ -173,7 +173,7 @@ def train(
         for group in engine.optimizer.param_groups:
             group["lr"] = lr
         result = train_step(engine, [next(batches) for _ in range(accumulation)])
-        meter.add(result.work)
+        meter.add(result.work, result.seconds)
         reason = spikes.reason(result.loss, result.grad_norm)
         if reason:
             stop_training(config, history.dataset, iteration, reason)
@@ -227,16 +227,22 @@ def train_step(engine: Any, batches: list[dict[str, torch.Tensor]]) -> StepResul
     num_targets = sums[0].item()
     # DeepSpeed divides by the number of micro-batches and averages over replicas; we want the sum
     scale = len(batches) * replicas.size() / max(1.0, num_targets)
-    loss_sum = torch.zeros((), dtype=torch.float64, device=sums.device)
+    results = torch.zeros(1 + replicas.size(), dtype=torch.float64, device=sums.device)  # loss, seconds of each rank
+    clock = ComputeClock(sums.device)
     for batch, where in zip(batches, boundaries):
-        micro_batch_sum = summed_loss(engine, batch, where)
-        engine.backward(micro_batch_sum * scale)
+        with clock.forward():
+            micro_batch_sum = summed_loss(engine, batch, where)
+        with clock.backward():
+            engine.backward(micro_batch_sum * scale)
         grad_norm = gradient_norm(engine)
         engine.step()
-        loss_sum += micro_batch_sum.detach()
-    distributed.all_reduce(loss_sum, group=replicas)
+        results[0] += micro_batch_sum.detach()
     if grad_norm is None:
         grad_norm = float(engine.get_global_grad_norm())
+    # once the norm has been read, the device has finished what the clock measured
+    results[1 + replicas.rank()] = clock.seconds()
+    distributed.all_reduce(results, group=replicas)
+    loss_sum, *seconds = results.tolist()
     counts = [int(count) for count in sums.tolist()]
-    loss = loss_sum.item() / num_targets if num_targets else math.nan
-    return StepResult(loss, grad_norm, counts[0], Work(*counts[1:]))
+    loss = loss_sum / num_targets if num_targets else math.nan
+    return StepResult(loss, grad_norm, counts[0], Work(*counts[1:]), RankSeconds.of(seconds))

@@ -221,6 +221,19 @@ def test_fault_A15_preflight_looks_for_the_index_with_the_cap(nodes, monkeypatch
     assert len(problems_here(nodes[0], monkeypatch, *EOD)) == 1
 
 
+def test_preflight_looks_for_the_index_of_even_sequences(nodes, monkeypatch):
+    even = (*EOD, "--even-sequences")
+    (line,) = problems_here(nodes[0], monkeypatch, *even)
+    assert "there is no sequence index s64-d0-8-e" in line
+    assert line.endswith("megatron-bfp index data --seq-length 64 --even-sequences --split 80,20")
+    dataset = IndexedDataset("data")
+    for first, end in ((0, 8), (8, 10)):
+        build(dataset, IndexKey(64, first, end, None, True), "data.bfp")
+    shutil.rmtree("data.bfp/s64-d0-8")
+    assert problems_here(nodes[0], monkeypatch, *even) == []
+    assert len(problems_here(nodes[0], monkeypatch, *EOD)) == 1
+
+
 def test_fault_A15_preflight_looks_under_the_data_cache_path(nodes, monkeypatch):
     monkeypatch.chdir(nodes[0])
     directory = cached_index_directory(IndexedDataset("data"), "cache")
@@ -246,6 +259,7 @@ def test_fault_A15_an_index_that_only_training_can_build_is_no_problem(nodes, mo
     may_write = os.access
     monkeypatch.setattr(os, "access", lambda path, mode: os.fspath(path) != "." and may_write(path, mode))
     assert problems_here(nodes[0], monkeypatch, *EOD, "--data-cache-path", "cache") == []
+    assert problems_here(nodes[0], monkeypatch, *EOD, "--data-cache-path", "cache", "--even-sequences") == []
     assert len(problems_here(nodes[0], monkeypatch, *EOD)) == 1
 
 

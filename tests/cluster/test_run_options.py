@@ -15,7 +15,7 @@ from cluster import memory
 from cluster.layout import Layout
 from cluster.memory import Model, estimate, model_of, num_parameters
 from cluster.options import REPLACED, run_options, trainer_and_words
-from cluster.plan import epochs, training_sequences
+from cluster.plan import epochs, numbers, training_sequences
 from cluster.recipe import read_recipe
 from helpers.datasets import ROOT, documents_of, write
 
@@ -60,6 +60,9 @@ def test_fault_C06_what_comes_last_counts():
     assert (changed.micro_batch_size, changed.global_batch_size, changed.train_iters) == (4, 16, 7)
     assert (changed.seq_length, changed.split, changed.data_path) == (32, "1,1", ("1", "x", "2", "y"))
     assert (changed.num_layers, changed.max_documents_per_sequence) == (3, 5)
+    assert (usual.even_sequences, usual.balance_batches) == (False, 1)
+    changed = of_the_example("--even-sequences", "--balance-batches", "0", "--balance-batches", "4")
+    assert (changed.even_sequences, changed.balance_batches) == (True, 4)
 
 
 @pytest.mark.parametrize("words", ["--micro-batch-size 0", "--no-such-option", "--split 0,0", "--hidden-size 63"])
@@ -82,10 +85,12 @@ def test_fault_C06_the_zero_stage_is_the_configurations(tmp_path):
 @pytest.mark.parametrize("trainer", ["megatron_lm", "megatron_deepspeed"])
 def test_fault_A15_megatrons_options_after_the_recipe_are_known(trainer):
     words = "--unknown-option a b --bf16 --data-cache-path cache --max-documents-per-sequence 7 --seq-length=16"
+    words += " --even-sequences --balance-batches 4"
     words += " --pipeline-model-parallel-size 2 --tensor-model-parallel-size 2 --recompute-granularity full --save CKPT"
     words += " --global-batch-size 32 --data-path 0.5 x 0.5 y"
     options = of(trainer, *words.split())
     assert (options.seq_length, options.max_documents_per_sequence, options.data_cache_path) == (16, 7, "cache")
+    assert (options.even_sequences, options.balance_batches) == (True, 4)
     assert (options.tensor_parallel, options.other_parallel, options.global_batch_size) == (2, 2, 32)
     assert options.half_precision and options.full_recomputation and options.save == "CKPT"
     assert options.data_path == ("0.5", "x", "0.5", "y") and not options.needs_eod
@@ -167,6 +172,28 @@ def test_fault_A15_the_plan_looks_where_training_looks(dataset, tmp_path):
     build(dataset, IndexKey(16, 0, 7), index_directory(prefix))  # without the cap: of another run
     with pytest.raises(SequenceIndexError, match="there is no sequence index s16-d0-7-m1"):
         training_sequences(prefix, options)
+
+
+def test_the_plan_looks_for_even_sequences(dataset):
+    prefix = dataset.prefix
+    words = ("--data-path", prefix, "--seq-length", "16", "--split", "70,30")
+    build(dataset, IndexKey(16, 0, 7), index_directory(prefix))
+    for trainer in ("pretrain_gpt", "megatron_lm"):
+        with pytest.raises(SequenceIndexError, match="no sequence index s16-d0-7-e.* --even-sequences --split 70,30$"):
+            training_sequences(prefix, of(trainer, *words, "--data-impl", "bfp", "--even-sequences"))
+    index = build(dataset, IndexKey(16, 0, 7, None, True), index_directory(prefix))
+    assert training_sequences(prefix, of_the_example(*words, "--even-sequences")) == len(index)
+
+
+def test_the_plan_says_that_batches_are_composed_by_cost():
+    def said(*words):
+        options = of_the_example(*words)
+        return dict(numbers(Layout.of(options, 1, 1), options)).get("batches")
+
+    assert said("--balance-batches", "4") == "composed by cost, 4 at a time (--balance-batches)"
+    assert said() is said("--balance-batches", "0") is None
+    with pytest.raises(OptionError, match="--balance-batches must not be negative"):
+        of("megatron_lm", "--balance-batches", "-1")
 
 
 def test_fault_A15_a_split_without_a_sequence_is_said(dataset):
@@ -318,9 +345,11 @@ def test_fault_B12_the_command_that_shows_a_spike_is_quoted(tmp_path):
     pytest.importorskip("deepspeed")
     from trainer.reports import show_command
 
-    options = argparse.Namespace(seq_length=8, split="80, 20", max_documents_per_sequence=3, data_cache_path="a b")
+    fields = {"split": "80, 20", "max_documents_per_sequence": 3, "even_sequences": True, "data_cache_path": "a b"}
+    options = argparse.Namespace(seq_length=8, **fields)
     words = words_in_bash(show_command(options), tmp_path)
     assert words[:6] == ["show", "PREFIX", "--seq-length", "8", "--split", "80, 20"]
-    assert words[6:10] == ["--max-documents-per-sequence", "3", "--data-cache-path", "a b"]
-    options = argparse.Namespace(seq_length=8, split="1", max_documents_per_sequence=None, data_cache_path=None)
-    assert "cap" not in show_command(options) and "None" not in show_command(options)
+    assert words[6:11] == ["--max-documents-per-sequence", "3", "--data-cache-path", "a b", "--even-sequences"]
+    fields = {"split": "1", "max_documents_per_sequence": None, "even_sequences": False, "data_cache_path": None}
+    options = argparse.Namespace(seq_length=8, **fields)
+    assert not any(word in show_command(options) for word in ("cap", "None", "even"))

@@ -8,11 +8,13 @@ import glob
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 from functools import partial
 
+import numpy as np
 import pytest
 
 pytest.importorskip("deepspeed")
@@ -89,14 +91,15 @@ def test_every_kind_of_run_resumes_exactly(corpus, tmp_path, zero_stage, tensor_
 
 @pytest.fixture(scope="module")
 def one_rank_and_two(corpus, tmp_path_factory):
-    """Ranks -> output and JSON log of a run, with all of each rank's rows in one micro-batch or in many, evaluated."""
+    """Ranks -> output and JSON log of a run, with all of each rank's rows in one micro-batch or in many, evaluated. One
+    rank trains in the order without balancing."""
     folder = tmp_path_factory.mktemp("logs")
 
     def run(ranks, *options):
         return launch_ranks(corpus, *options, "--eval-interval", 2, "--json-log", folder / str(ranks), ranks=ranks)
 
     alone, two = together(
-        partial(run, 1, "--micro-batch-size", 8, "--zero-stage", 0),
+        partial(run, 1, "--micro-batch-size", 8, "--zero-stage", 0, "--balance-batches", 0),
         partial(run, 2, "--micro-batch-size", 1, "--zero-stage", 3),
     )
     assert (alone[0], two[0]) == (0, 0), alone[1][-2500:] + two[1][-2500:]
@@ -111,6 +114,41 @@ def test_the_loss_is_the_mean_over_the_targets_of_the_global_batch(one_rank_and_
         ):
             assert other_loss == pytest.approx(loss, abs=2e-4)
             assert other_norm == pytest.approx(norm, rel=2e-3)
+
+
+def events(log):
+    """What a JSON log says of the steps."""
+    return [event for event in map(json.loads, log.splitlines()) if event["event"] == "train"]
+
+
+def test_balancing_over_two_ranks_changes_no_loss(one_rank_and_two):
+    plain, balanced = ([event["loss"] for event in events(log)] for _, log in one_rank_and_two.values())
+    assert balanced[0] == pytest.approx(plain[0], abs=1e-6) and balanced == pytest.approx(plain, abs=1e-4)
+    _, log = one_rank_and_two[2]
+    assert all(1 <= event["slowest_over_mean"] <= 2 for event in events(log))
+
+
+@pytest.mark.slow
+def test_ten_steps_are_the_same_with_balancing_and_without_on_one_rank_and_two(corpus, tmp_path):
+    """Micro-batches, loader workers and ZeRO stages differ, too."""
+    runs = {
+        "plain 1": ("--balance-batches", 0, "--micro-batch-size", 1),
+        "balanced 1": ("--micro-batch-size", 4),
+        "plain 2": ("--balance-batches", 0, "--num-workers", 2, "--zero-stage", 2),
+        "balanced 2": ("--micro-batch-size", 1, "--num-workers", 2, "--zero-stage", 1),
+        "another seed 2": ("--seed", 5),
+    }
+    losses = {}
+    for name, options in runs.items():
+        log = tmp_path / name
+        train_ranks(corpus, *options, "--json-log", log, ranks=int(name[-1]), train_iters=10)
+        losses[name] = [event["loss"] for event in events(log.read_text())]
+    expected = losses.pop("plain 1")
+    other = losses.pop("another seed 2")
+    for name, seen in losses.items():
+        print(f"{name}: differs by {abs(seen[0] - expected[0]):.1e}, {max(map(abs, np.subtract(seen, expected))):.1e}")
+        assert seen[0] == pytest.approx(expected[0], abs=1e-6) and seen == pytest.approx(expected, abs=1e-4)
+    assert len(expected) == 10 and abs(other[0] - expected[0]) > 1e-3
 
 
 @pytest.fixture(scope="module")
@@ -156,10 +194,11 @@ def evaluations(output):
 def test_evaluation_and_logs_are_the_same_for_one_rank_and_two(one_rank_and_two):
     for output, log in one_rank_and_two.values():
         assert "attention kernel: sdpa" in output
-        events = [json.loads(line) for line in log.splitlines()]
-        assert [event["event"] for event in events] == ["train", "train", "valid"] * 3
-        assert events[2]["perplexity"] == pytest.approx(float(evaluations(output)[0][2]), abs=1e-3)
-        assert events[0]["tokens_per_second_per_device"] > 0
+        written = [json.loads(line) for line in log.splitlines()]
+        assert [event["event"] for event in written] == ["train", "train", "valid"] * 3
+        assert written[2]["perplexity"] == pytest.approx(float(evaluations(output)[0][2]), abs=1e-3)
+        assert written[0]["tokens_per_second_per_device"] > 0
+        assert len(re.findall(r"^iteration .* \| slowest/mean \d\.\d\d \| ", output, re.MULTILINE)) == 6
     of_one, of_two = (evaluations(output) for output, _ in one_rank_and_two.values())
     assert len(of_one) == 3
     for one, two in zip(of_one, of_two, strict=True):
@@ -167,19 +206,22 @@ def test_evaluation_and_logs_are_the_same_for_one_rank_and_two(one_rank_and_two)
         assert float(one[2]) == pytest.approx(float(two[2]), rel=1e-4)
 
 
-def test_a_run_that_blows_up_stops_and_names_samples_and_documents(corpus):
+def test_a_run_that_blows_up_stops_and_names_samples_and_documents(corpus, tmp_path):
     options = ("--lr", "1e30", "--lr-warmup-iters", 0, "--lr-decay-style", "constant", "--clip-grad", 0)
     status, output = launch_ranks(corpus, *options, train_iters=20)
     assert status == 2
     assert re.search(
         r"^pretrain_gpt: error: iteration \d+: the (loss|gradient norm) is (nan|inf)", output, re.MULTILINE
     )
-    listed = re.findall(r"^sample (\d+): \S+data_text_document, sequence (\d+), documents \d+", output, re.MULTILINE)
+    listed = re.findall(r"^sample (\d+): (\S+data_text_document), sequence (\d+), documents (.+)", output, re.MULTILINE)
     assert len(listed) == 8 and int(listed[0][0]) % 8 == 0
-    show = [sys.executable, "-m", "megatron_bfp", "show", str(corpus / "data_text_document"), "--seq-length", "128"]
-    show += ["--split", "90,5,5", "--sample", listed[3][0]]
+    _, prefix, sequence, documents = listed[3]
+    words = shlex.split(re.search(r"`megatron-bfp (show .*)` shows one", output)[1])
+    replaced = {"PREFIX": prefix, "N": sequence, "page.html": str(tmp_path / "page.html")}
+    show = [sys.executable, "-m", "megatron_bfp", *(replaced.get(word, word) for word in words), "--json"]
     shown = subprocess.run(show, capture_output=True, text=True, env=ENVIRONMENT, timeout=60)
-    assert f"sequence {int(listed[3][1]):,} of" in shown.stdout, shown.stdout + shown.stderr
+    assert shown.returncode == 0, shown.stdout + shown.stderr
+    assert [str(chunk["document"]) for chunk in json.loads(shown.stdout)["chunks"]] == documents.split(", ")
 
 
 @pytest.mark.slow

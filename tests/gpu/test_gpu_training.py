@@ -31,6 +31,7 @@ def test_fused_attention_trains_as_the_reference(corpus):
     reference, _ = run(corpus, "--attention-kernel", "sdpa")
     print(f"\n{kernel}: losses {fused}; sdpa: {reference}")
     assert kernel != "sdpa"
+    assert output.count("| slowest/mean 1.00 |") == len(fused)
     assert fused == pytest.approx(reference, abs=0.02)
 
 

@@ -164,7 +164,8 @@ def test_fault_A12_an_order_that_changed_for_any_other_reason_is_refused(data, s
 
 
 def test_fault_A12_the_order_is_looked_at_in_all_parts_of_what_was_consumed(monkeypatch):
-    run = DataHistory({"corpora": [{"prefix": "data"}]}, dataset=None)
+    blocks = {"--balance-batches": 1, "--global-batch-size": 1}
+    run = DataHistory({"corpora": [{"prefix": "data"}], "blocks": blocks}, dataset=None)
 
     def digest(changed, num_samples=1000):
         def origin_of(_, sample):

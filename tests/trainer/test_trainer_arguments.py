@@ -66,6 +66,9 @@ def test_a_data_path_that_is_neither_is_refused(data_path):
         "--save there --keep-last 0",
         "--override-checkpoint-args",
         "--data-impl mmap --max-documents-per-sequence 3",
+        "--data-impl mmap --even-sequences",
+        "--data-impl mmap --balance-batches 2",
+        "--balance-batches -1",
         "--zero-stage 7",
         "--nonsense",
     ],
@@ -74,6 +77,15 @@ def test_bad_options_name_themselves(text):
     with pytest.raises(OptionError) as error:
         options_of(text)
     assert text.split()[-2 if " " in text else 0] in str(error.value) or text.split()[0] in str(error.value)
+
+
+def test_concatenation_takes_what_balances_nothing_and_refuses_the_rest_by_name():
+    for text in ("", "--balance-batches 0", "--balance-batches 1"):
+        assert options_of(f"--data-impl mmap {text}").data_impl == "mmap"
+    for text, named in (("--even-sequences", "--even-sequences"), ("--balance-batches 2", "--balance-batches above 1")):
+        with pytest.raises(OptionError, match=f"^{named} needs --data-impl bfp"):
+            options_of(f"--data-impl mmap {text}")
+        assert options_of(text).data_impl == "bfp"
 
 
 def test_fault_C11_help_comes_at_once_and_alone():

@@ -2,14 +2,15 @@
 
 import json
 import math
+import time
 
 import pytest
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 pytest.importorskip("megatron.core")
 
 from trainer.evaluation import Evaluation
-from trainer.log import Log, SpikeDetector, Work, model_flops
+from trainer.log import ComputeClock, Log, RankSeconds, SpikeDetector, Work, model_flops
 
 
 def test_a_run_stops_at_spikes_and_at_what_is_no_number():
@@ -26,6 +27,58 @@ def test_flops_count_real_attention():
     # one sequence of 8 tokens in chunks of 5 and 3, a model of 100 weights, 2 layers, hidden size 4
     assert model_flops(Work(8, 25 + 9), 100, 2, 4) == 6 * 8 * 100 + 6 * 34 * 2 * 4
     assert model_flops(Work(8, 64), 0, 1, 4) == 3 * (2 * 2 * 8 * 8 / 2 * 4)
+
+
+def compute(seconds):
+    """Take so much processor time."""
+    end = time.process_time() + seconds
+    while time.process_time() < end:
+        pass
+
+
+def test_on_the_cpu_the_clock_counts_computing_and_not_waiting():
+    clock = ComputeClock(torch.device("cpu"))
+    with clock.forward():
+        compute(0.03)
+        time.sleep(0.1)
+    compute(0.03)  # beside the passes
+    with clock.backward():
+        compute(0.02)
+    assert clock.seconds() == pytest.approx(0.05, abs=0.01)
+
+
+def test_on_a_gpu_the_clock_reads_the_events_of_forward_passes_and_waits_for_the_last_only(monkeypatch):
+    calls = []
+
+    class Event:
+        """Recorded at 0, 10, 20 ... ms."""
+
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            self.at = 10 * sum(call == "record" for call in calls)
+            calls.append("record")
+
+        def synchronize(self):
+            calls.append(self.at)
+
+        def elapsed_time(self, end):
+            return end.at - self.at
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: pytest.fail("waits for everything"))
+    clock = ComputeClock(torch.device("cuda"))
+    for _ in range(3):
+        with clock.forward():
+            pass
+        with clock.backward():
+            compute(0.001)
+    assert clock.seconds() == 0.03 and calls == ["record"] * 6 + [50]
+
+
+def test_the_slowest_rank_is_compared_with_the_mean():
+    assert RankSeconds.of([1.0, 2.0, 6.0]) == (6.0, 3.0)
 
 
 def test_events_go_to_tensorboard(tmp_path):

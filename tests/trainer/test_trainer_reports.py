@@ -13,7 +13,7 @@ from helpers.trainer_in_process import alone, command_line, run_trainer
 from trainer import reports
 from trainer.arguments import parse_arguments
 from trainer.engine import initialize_distributed
-from trainer.log import TrainingStopped, Work
+from trainer.log import RankSeconds, TrainingStopped, Work
 from trainer.process import complete_environment
 
 
@@ -61,7 +61,8 @@ def test_fault_C11_the_time_that_is_left_is_that_of_recent_steps(monkeypatch):
         meter = reports.Meter(config, 1)
         for num_steps, iteration, seconds_per_step, seconds_left in ((2, 2, 5.0, 98 * 5.0), (10, 12, 2.0, 88 * 2.5)):
             for _ in range(num_steps):
-                meter.add(Work(100, 1))
+                meter.add(Work(100, 1), RankSeconds(3.0, 2.0))
             speed = meter.read(iteration)
             assert (speed["seconds_per_step"], speed["seconds_left"]) == (seconds_per_step, seconds_left)
+            assert speed["slowest_over_mean"] == 1.5
     assert reports.duration(93_784.4) == "1 day, 2:03:04"

@@ -4,6 +4,9 @@ Each checkpoint records what determines them: options, the fingerprint of each d
 samples consumed. The digest is of the order itself, so it catches every change of it, whatever the cause. With
 concatenation, that may be ``--train-iters``, which can change the number of epochs. To resume with other data or
 another model, give ``--override-checkpoint-args``.
+
+Balancing inside global batches (``--balance-batches`` 0 or 1) may change, as batches keep their samples. Blocks of
+several global batches may change only at a step at which both a block of before and one of now begin.
 """
 
 import hashlib
@@ -13,7 +16,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from megatron.core import parallel_state
 
+from megatron_bfp import BalancedDataset
 from megatron_bfp.indexed_dataset.reader import IndexedDataset
 from megatron_bfp.sequence_index.fingerprints import sampled_fingerprint
 from megatron_bfp.sequence_index.key import split_fractions
@@ -25,13 +30,18 @@ from ..data import origin_of
 ORDER_SAMPLES = 16
 """How many of the consumed samples are looked up for the digest of their order."""
 DATA_OPTIONS = ("seed", "split", "seq_length", "data_impl", "max_documents_per_sequence")
-DATA_OPTIONS += ("dataloader_inter_document_masking", "eod_mask_loss")
+DATA_OPTIONS += ("even_sequences", "dataloader_inter_document_masking", "eod_mask_loss")
+ADDED_OPTIONS = {"--even-sequences": False}
+"""Options that older checkpoints do not record, and their values there."""
+BLOCK_OPTIONS = ("balance_batches", "global_batch_size", "micro_batch_size")
 MODEL_OPTIONS = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "rotary_base", "norm_epsilon")
 OVERRIDE = "--override-checkpoint-args"
+UNRECORDED_BLOCKS = {"--balance-batches": 0}
+"""What a run did whose checkpoint does not say how it balanced."""
 
 
 def describe_run(config: TrainerConfig, tokenizer: Any) -> dict[str, Any]:
-    """What determines a run's data and model, as JSON: "options", by name and value, and "corpora".
+    """What determines a run's data and model, as JSON: "options", by name and value, "corpora" and "blocks".
 
     Raises:
         BFPError: a dataset cannot be read.
@@ -40,7 +50,13 @@ def describe_run(config: TrainerConfig, tokenizer: Any) -> dict[str, Any]:
     options["--num-query-groups"] = key_value_heads(config)
     options["--tokenizer-model (size of its vocabulary)"] = tokenizer.vocab_size
     options["--eod-token (its id)"] = tokenizer.eod
-    return {"options": options, "corpora": _corpora(config.data_path)}
+    return {"options": options, "corpora": _corpora(config.data_path), "blocks": _blocks(config)}
+
+
+def _blocks(config: TrainerConfig) -> dict[str, int]:
+    """What decides how global batches are composed by cost."""
+    blocks = {flag(name): getattr(config, name) for name in BLOCK_OPTIONS}
+    return blocks | {"data-parallel ranks": parallel_state.get_data_parallel_world_size()}
 
 
 def _corpora(data_path: Sequence[str]) -> list[dict[str, Any]]:
@@ -65,7 +81,7 @@ def differences(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """
     changes = []
     for name, value in now["options"].items():
-        before = saved["options"].get(name, value)  # the option may be newer than the checkpoint
+        before = saved["options"].get(name, ADDED_OPTIONS.get(name, value))  # it may be newer than the checkpoint
         if not _is_same(name, before, value):
             changes.append(f"{name} {_text(before)}, not {_text(value)}")
     before, after = saved["corpora"], now["corpora"]
@@ -78,6 +94,28 @@ def differences(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
             shares = _percent(old["share"]), _percent(new["share"])
             changes.append(f"--data-path with {shares[0]} of {new['prefix']}, not {shares[1]}")
     return changes
+
+
+def changed_blocks(saved: dict[str, Any], now: dict[str, Any], iteration: int) -> list[str]:
+    """As ``differences``, for blocks of several global batches that a run would leave unfinished or begin inside.
+
+    Args:
+        iteration: steps done before.
+    """
+    before, after = saved.get("blocks", UNRECORDED_BLOCKS), now["blocks"]
+    counts = [max(1, blocks["--balance-batches"]) for blocks in (before, after)]
+    if counts[0] == counts[1] and (counts[0] == 1 or _samples_at_once(before) == _samples_at_once(after)):
+        return []
+    boundary = math.lcm(*counts)
+    if iteration % boundary == 0:
+        return []
+    names = after if min(counts) > 1 else ["--balance-batches"]
+    changes = [f"{name} {before[name]}, not {after[name]}" for name in names if before[name] != after[name]]
+    return [f"{', '.join(changes)} (can change after a multiple of {boundary} steps)"]
+
+
+def _samples_at_once(blocks: dict[str, int]) -> int:
+    return blocks["--micro-batch-size"] * blocks["data-parallel ranks"]
 
 
 def _is_same(name: str, before: Any, after: Any) -> bool:
@@ -128,8 +166,13 @@ class DataHistory:
         """Samples of each dataset, by prefix, after ``num_samples`` of the run."""
         corpora = self.description["corpora"]
         if hasattr(self.dataset, "dataset_index"):  # megatron-core's blend
-            numbers = np.asarray(self.dataset.dataset_index[self.first_sample : num_samples])
-            counts = np.bincount(numbers, minlength=len(corpora)).tolist()
+            (first, begun_before), (end, begun) = map(self._unfinished_block, (self.first_sample, num_samples))
+            numbers = self.dataset.dataset_index
+            whole, more, less = (
+                np.bincount(numbers[samples], minlength=len(corpora))
+                for samples in (slice(first, end), begun, begun_before)
+            )
+            counts = (whole + more - less).tolist()
         else:
             counts = [num_samples - self.first_sample]
         totals = dict(self._before)
@@ -138,15 +181,32 @@ class DataHistory:
         return totals
 
     def order(self, num_samples: int) -> str:
-        """Digest of the order of the first ``num_samples`` samples."""
+        """Digest of the order of the first ``num_samples`` samples.
+
+        It is of the order without balancing, which keeps the samples of a block, and of what was consumed of a block
+        that is not finished.
+        """
         steps = max(1, ORDER_SAMPLES - 1)
         samples = sorted({(num_samples - 1) * step // steps for step in range(steps + 1)}) if num_samples else []
         prefixes = [corpus["prefix"] for corpus in self.description["corpora"]]
-        origins = []
+        plain = self.dataset.dataset if isinstance(self.dataset, BalancedDataset) else self.dataset
+        origins: list[list[Any]] = []
         for sample in samples:
-            origin = origin_of(self.dataset, sample)
+            origin = origin_of(plain, sample)
             origins.append([sample, prefixes.index(origin.prefix), origin.sequence, origin.documents])
+        begun = self._unfinished_block(num_samples)[1]
+        origins += [begun] if begun else []
         return hashlib.sha256(json.dumps(origins).encode()).hexdigest()
+
+    def _unfinished_block(self, num_samples: int) -> tuple[int, list[int]]:
+        """The block of global batches in which a run stops: its first sample, and the samples consumed of it.
+
+        Samples are counted without balancing. There are none after a whole block, as after any step in which batches
+        were balanced one by one.
+        """
+        blocks = self.description["blocks"]
+        first = num_samples - num_samples % (max(1, blocks["--balance-batches"]) * blocks["--global-batch-size"])
+        return first, [self.dataset.sample_of(sample) for sample in range(first, num_samples)]
 
     def at(self, num_samples: int) -> dict[str, Any]:
         """What a checkpoint after ``num_samples`` samples records, as JSON."""

@@ -20,7 +20,7 @@ from ..arguments import flag
 from ..config import TrainerConfig
 from ..ranks import log, on_first_rank
 from .folder import COMPLETE, Checkpoint, SavedRun, latest_checkpoint, reading
-from .history import OVERRIDE, DataHistory, differences
+from .history import OVERRIDE, DataHistory, changed_blocks, differences
 
 EXAMPLES = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -87,8 +87,9 @@ def check_description(path: str, saved: SavedRun, description: dict[str, Any], o
             f"--load {path}: saved by a version that did not record its data; make sure that --data-path, --split, "
             "--seq-length and --seed are those of its run"
         )
-        return
-    changes = "; ".join(differences(saved.data, description))
+    listed = [] if saved.data is None else differences(saved.data, description)
+    listed += changed_blocks(saved.data or {}, description, saved.iteration)
+    changes = "; ".join(listed)
     if not changes:
         return
     if not override:
@@ -114,7 +115,9 @@ def continue_history(
     same_order = on_first_rank(lambda: DataHistory(description, dataset).order(saved.consumed_samples))
     is_same = same_order == saved.data["order"]
     if not is_same and not config.override_checkpoint_args:
-        also = " (with --data-impl mmap, --train-iters may change it)" if config.data_impl == "mmap" else ""
+        cause = "--data-impl mmap" if config.data_impl == "mmap" else "--balance-batches above 1"
+        is_possible = config.data_impl == "mmap" or config.balance_batches > 1
+        also = f" (with {cause}, --train-iters may change it)" if is_possible else ""
         raise OptionError(
             f"--load {checkpoint.path}: the order of samples is another one than that of its run{also}; resume with "
             f"the options and the version that saved it, or give {OVERRIDE} to go on with this order: some samples may "
@@ -126,6 +129,8 @@ def continue_history(
 
 
 def _consumed(saved: SavedRun) -> str:
+    if saved.data is None:
+        return f"samples consumed so far: {saved.consumed_samples:,}"
     counts = ", ".join(f"{count:,} of {prefix}" for prefix, count in saved.data["consumed"].items())
     return f"samples consumed so far: {counts}"
 
