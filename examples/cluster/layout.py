@@ -14,7 +14,7 @@ class Layout:
     nodes: int
     gpus_per_node: int
     model_parallel: int
-    """GPUs that hold one copy of the model together."""
+    """GPUs that work on the same samples together: tensor, pipeline and context parallelism."""
     micro_batch_size: int
     """Sequences per GPU and forward pass."""
     global_batch_size: int
@@ -43,7 +43,7 @@ class Layout:
         Raises:
             OptionError: the batch or the model cannot be divided over this cluster.
         """
-        model_parallel = options.tensor_parallel * options.other_parallel
+        model_parallel = options.tensor_parallel * options.pipeline_parallel * options.context_parallel
         global_batch_size = options.global_batch_size
         if global_batch_size is None:
             global_batch_size = options.micro_batch_size * max(1, nodes * gpus_per_node // model_parallel)
@@ -57,7 +57,7 @@ class Layout:
 
     @property
     def data_parallel(self) -> int:
-        """Number of copies of the model."""
+        """Number of groups of GPUs that work on other samples."""
         return self.world_size // self.model_parallel
 
     @property

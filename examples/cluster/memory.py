@@ -96,9 +96,9 @@ def kept_per_token(model: Model) -> int:
 
 
 def activations(model: Model) -> int:
-    """Bytes that a micro-batch keeps, including its logits."""
+    """Bytes that a micro-batch keeps on a rank, including its logits."""
     options, width = model.options, model.bytes_of_a_number
-    tokens = options.micro_batch_size * options.seq_length
+    tokens = options.micro_batch_size * options.seq_length // options.context_parallel
     if options.full_recomputation:  # the layers' inputs, and one layer at a time
         in_layers = options.num_layers * options.hidden_size + kept_per_token(model)
     else:
@@ -115,9 +115,10 @@ def estimate(model: Model, layout: Layout) -> Memory:
         OptionError: there is no estimate for this kind of parallelism.
     """
     options = model.options
-    if options.other_parallel > 1 or options.has_experts:
-        raise OptionError("not estimated with pipeline or context parallelism, or with experts")
-    parameters, ranks, stage = num_parameters(model), layout.data_parallel, options.zero_stage
+    if options.pipeline_parallel > 1 or options.has_experts:
+        raise OptionError("not estimated with pipeline parallelism, or with experts")
+    parameters, stage = num_parameters(model), options.zero_stage
+    ranks = layout.data_parallel * options.context_parallel  # they hold the same weights
     width = model.bytes_of_a_number
     share = -(-parameters // ranks)
     bucket = min(REDUCE_BUCKET, parameters) if model.on_cpu else REDUCE_BUCKET

@@ -48,8 +48,10 @@ class RunOptions:
     train_iters: int
     lr_warmup_iters: int
     tensor_parallel: int
-    other_parallel: int
-    """Ranks that share a sequence or have other layers of the same model: pipeline and context parallelism."""
+    context_parallel: int
+    """Ranks that share each sequence."""
+    pipeline_parallel: int
+    """Ranks that have other layers of the same model."""
     zero_stage: int
     half_precision: bool
     full_recomputation: bool
@@ -110,7 +112,7 @@ def _of_the_example(words: Sequence[str]) -> RunOptions:
         num_query_groups=key_value_heads(config),
         has_experts=False,
         batch_size_grows=False,
-        other_parallel=1,
+        pipeline_parallel=1,
         zero_stage=_zero_stage(config),
         half_precision=config.bf16,
         used_splits=SPLIT_NAMES[:2] if config.eval_interval else SPLIT_NAMES[:1],
@@ -123,6 +125,7 @@ def _combined(options: TrainerConfig | argparse.Namespace, **others: Any) -> Run
     values = {field.name: getattr(options, field.name) for field in fields(RunOptions) if hasattr(options, field.name)}
     values["vocab_multiple"] = options.make_vocab_size_divisible_by
     values["tensor_parallel"] = options.tensor_model_parallel_size
+    values["context_parallel"] = options.context_parallel_size
     values["full_recomputation"] = options.recompute_granularity == "full"
     values["data_path"] = tuple(options.data_path)
     return RunOptions(**values | others)
@@ -161,9 +164,8 @@ def _of_megatron(options: argparse.Namespace, all_splits_are_opened: bool) -> Ru
         num_query_groups=grouped or options.num_attention_heads,
         has_experts=max(options.num_experts or [0]) > 1,
         batch_size_grows=options.rampup_batch_size is not None,
-        other_parallel=options.pipeline_model_parallel_size
-        * options.context_parallel_size
-        * options.ds_sequence_parallel_size,
+        context_parallel=options.context_parallel_size * options.ds_sequence_parallel_size,
+        pipeline_parallel=options.pipeline_model_parallel_size,
         zero_stage=options.zero_stage or int(options.use_distributed_optimizer),
         half_precision=options.bf16 or options.fp16,
         data_impl=options.data_impl[-1] if options.data_impl else "mmap",

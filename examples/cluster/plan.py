@@ -69,8 +69,10 @@ def numbers(layout: Layout, options: RunOptions) -> Iterator[tuple[str, str]]:
     tokens = layout.tokens_per_step
     yield "GPUs", f"{layout.nodes} x {layout.gpus_per_node} = {layout.world_size}"
     yield "tensor parallel", f"{options.tensor_parallel}"
-    if options.other_parallel > 1:
-        yield "pipeline, context parallel", f"{options.other_parallel}"
+    if options.context_parallel > 1:
+        yield "context parallel", f"{options.context_parallel}"
+    if options.pipeline_parallel > 1:
+        yield "pipeline parallel", f"{options.pipeline_parallel}"
     yield "data parallel", f"{layout.data_parallel}"
     yield "micro-batch size", f"{layout.micro_batch_size}"
     yield "gradient accumulation steps", f"{layout.accumulation}"

@@ -119,6 +119,8 @@ def _check_shape(config: TrainerConfig) -> None:
         raise OptionError("--num-attention-heads must be a multiple of --num-query-groups")
     if key_value_heads(config) % config.tensor_model_parallel_size:
         raise OptionError("--tensor-model-parallel-size must divide the attention heads and --num-query-groups")
+    if config.context_parallel_size > 1 and config.seq_length % (2 * config.context_parallel_size):
+        raise OptionError("--seq-length must be a multiple of twice --context-parallel-size")
 
 
 def _check_checkpoints(config: TrainerConfig) -> None:

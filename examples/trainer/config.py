@@ -170,6 +170,9 @@ class ParallelismOptions:
         "full: recompute each layer in the backward pass (default: keep all activations)", None, choices=("full",)
     )
     tensor_model_parallel_size: int = option("degree of tensor model parallelism", 1, check=checked_count)
+    context_parallel_size: int = option(
+        "degree of context parallelism: ranks that share each sequence", 1, check=checked_count
+    )
     zero_stage: int | None = option(
         "DeepSpeed's ZeRO stage (default: that of --deepspeed_config, or 0)", None, choices=(0, 1, 2, 3)
     )

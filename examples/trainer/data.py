@@ -19,6 +19,7 @@ from megatron.core.datasets.utils import Split
 from torch.utils.data import DataLoader, Dataset
 
 from megatron_bfp import BalancedDataset, BFPGPTDataset, BFPGPTDatasetConfig
+from megatron_bfp.attention.context_parallel import Shards
 from megatron_bfp.errors import BFPError, OptionError
 from megatron_bfp.indexed_dataset.reader import IndexedDataset
 from megatron_bfp.integrations.first_samples import read_first_samples
@@ -233,7 +234,7 @@ def micro_batches(
     dataset: Dataset, sampler: Iterable[list], num_workers: int, device: torch.device
 ) -> Iterator[dict[str, torch.Tensor]]:
     """Micro-batches: tokens, labels, loss_mask, position_ids [b, L] on ``device``; cu_seqlens int32 [b, L + 1] on the
-    host, where attention reads it.
+    host, where attention reads it. With context parallelism, all but cu_seqlens are this rank's positions of the rows.
 
     Raises:
         BFPError: a dataset cannot be read, here or in a worker.
@@ -249,8 +250,16 @@ def micro_batches(
         cu_seqlens = batch.pop("cu_seqlens", None)
         if cu_seqlens is None:
             cu_seqlens = _boundaries_of_whole_rows(batch["tokens"])
-        moved = {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
+        moved = {name: _own_positions(tensor).to(device, non_blocking=True) for name, tensor in batch.items()}
         yield moved | {"cu_seqlens": cu_seqlens}
+
+
+def _own_positions(tensor: torch.Tensor) -> torch.Tensor:
+    """What this rank holds of rows, [b, L] to [b, L / context-parallel size], as megatron-core divides them."""
+    ranks, rank = parallel_state.get_context_parallel_world_size(), parallel_state.get_context_parallel_rank()
+    if ranks == 1 or tensor.dim() < 2:
+        return tensor
+    return tensor[:, Shards(ranks, 1, tensor.shape[1]).positions(rank)]
 
 
 def _one_line_errors(loader: DataLoader) -> Iterator[dict[str, torch.Tensor]]:

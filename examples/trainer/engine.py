@@ -1,7 +1,7 @@
 """DeepSpeed around the model: process groups, its configuration, the engine, and what can be asked of an engine.
 
 In the order of a run: ``initialize_distributed``, ``with_batch_sizes``, ``deepspeed_config``, ``build_engine``,
-``check_first_step``. ZeRO 0 to 3 and tensor parallelism are supported.
+``check_first_step``. ZeRO 0 to 3, tensor parallelism and context parallelism are supported.
 """
 
 import dataclasses
@@ -23,14 +23,14 @@ from megatron_bfp.errors import InputError, OptionError
 from .config import TrainerConfig
 from .lifeline import Lifeline
 from .model import build_model
-from .ranks import log, on_first_rank
+from .ranks import log, on_first_rank, replicas
 
 
 class ModelParallelUnit:
     """megatron-core's process groups under the names that DeepSpeed asks for, old and new.
 
-    A rank's model-parallel group holds the other parts of its tensors. Its data-parallel group holds the same parts and
-    sees other samples.
+    A rank's model-parallel group holds the other parts of its tensors. What DeepSpeed calls its data-parallel group
+    holds the same parts and sees other tokens: other samples, or with context parallelism other parts of a sample.
     """
 
     get_model_parallel_group = staticmethod(parallel_state.get_tensor_model_parallel_group)
@@ -38,16 +38,16 @@ class ModelParallelUnit:
     get_model_parallel_world_size = staticmethod(parallel_state.get_tensor_model_parallel_world_size)
     get_tensor_model_parallel_rank = staticmethod(parallel_state.get_tensor_model_parallel_rank)
     get_tensor_model_parallel_world_size = staticmethod(parallel_state.get_tensor_model_parallel_world_size)
-    get_data_parallel_group = staticmethod(parallel_state.get_data_parallel_group)
-    get_data_parallel_rank = staticmethod(parallel_state.get_data_parallel_rank)
-    get_data_parallel_world_size = staticmethod(parallel_state.get_data_parallel_world_size)
+    get_data_parallel_group = staticmethod(replicas)
+    get_data_parallel_rank = staticmethod(lambda: replicas().rank())
+    get_data_parallel_world_size = staticmethod(lambda: replicas().size())
 
 
 def initialize_distributed(config: TrainerConfig) -> torch.device:
     """Join the process groups, seed, and choose this rank's device.
 
     Raises:
-        OptionError: ``--tensor-model-parallel-size`` does not divide the number of ranks.
+        OptionError: ``--tensor-model-parallel-size`` times ``--context-parallel-size`` does not divide the ranks.
     """
     on_gpu = torch.cuda.is_available()
     local_rank = int(os.environ.get("LOCAL_RANK", config.local_rank))
@@ -58,10 +58,12 @@ def initialize_distributed(config: TrainerConfig) -> torch.device:
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(config.distributed_backend or ("nccl" if on_gpu else "gloo"))
     Lifeline.start(distributed.get_rank(), distributed.get_world_size(), on_first_rank)
-    size = config.tensor_model_parallel_size
-    if distributed.get_world_size() % size:
-        raise OptionError(f"--tensor-model-parallel-size {size} does not divide {distributed.get_world_size()} ranks")
-    parallel_state.initialize_model_parallel(tensor_model_parallel_size=size)
+    tensor, context = config.tensor_model_parallel_size, config.context_parallel_size
+    if distributed.get_world_size() % (tensor * context):
+        sizes = f"--tensor-model-parallel-size {tensor}"
+        sizes += f" times --context-parallel-size {context}" if context > 1 else ""
+        raise OptionError(f"{sizes} does not divide {distributed.get_world_size()} ranks")
+    parallel_state.initialize_model_parallel(tensor_model_parallel_size=tensor, context_parallel_size=context)
     torch.manual_seed(config.seed)
     model_parallel_cuda_manual_seed(config.seed, inference_rng_tracker=not on_gpu)
     return torch.device("cuda", local_rank) if on_gpu else torch.device("cpu")
@@ -73,13 +75,13 @@ def with_batch_sizes(config: TrainerConfig) -> tuple[TrainerConfig, int]:
     Raises:
         OptionError: the sizes do not divide.
     """
-    replicas = parallel_state.get_data_parallel_world_size()
-    samples_at_once = config.micro_batch_size * replicas
+    ranks = parallel_state.get_data_parallel_world_size()
+    samples_at_once = config.micro_batch_size * ranks
     global_batch_size = samples_at_once if config.global_batch_size is None else config.global_batch_size
     if global_batch_size % samples_at_once:
         raise OptionError(
             f"--global-batch-size {global_batch_size} must be a multiple of --micro-batch-size "
-            f"{config.micro_batch_size} times {replicas} data-parallel ranks"
+            f"{config.micro_batch_size} times {ranks} data-parallel ranks"
         )
     return dataclasses.replace(config, global_batch_size=global_batch_size), global_batch_size // samples_at_once
 
@@ -101,7 +103,8 @@ def deepspeed_config(config: TrainerConfig, accumulation: int) -> dict[str, Any]
         raise OptionError(f"--zero-stage {config.zero_stage}: {path} has zero_optimization.stage {zero['stage']}")
     zero.setdefault("stage", 0)
     ours = {
-        "train_batch_size": config.global_batch_size,
+        # DeepSpeed counts a sample once for each rank that has a part of it
+        "train_batch_size": config.global_batch_size * config.context_parallel_size,
         "train_micro_batch_size_per_gpu": config.micro_batch_size,
         "gradient_accumulation_steps": accumulation,
         "gradient_clipping": config.clip_grad,

@@ -5,10 +5,11 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
-from megatron.core import parallel_state
 from torch import Tensor, distributed
 
 from megatron_bfp.megatron_core.attention import DocumentBoundaries, document_boundaries
+
+from .ranks import replicas
 
 
 class Evaluation(NamedTuple):
@@ -36,7 +37,7 @@ def summed_loss(model: Any, batch: dict[str, Tensor], boundaries: DocumentBounda
 
 
 def evaluate(model: Any, batches: Iterable[dict[str, Tensor]]) -> Evaluation:
-    """Mean loss over the micro-batches of all data-parallel ranks. The model is in training mode afterwards.
+    """Mean loss over the micro-batches of all replicas. The model is in training mode afterwards.
 
     Args:
         model: a model or engine; all ranks must have equally many micro-batches.
@@ -49,6 +50,6 @@ def evaluate(model: Any, batches: Iterable[dict[str, Tensor]]) -> Evaluation:
             loss = summed_loss(model, batch, document_boundaries(batch["cu_seqlens"], device))
             sums = sums.to(device) + torch.stack([loss.double(), batch["loss_mask"].sum(dtype=torch.float64)])
     model.train()
-    distributed.all_reduce(sums, group=parallel_state.get_data_parallel_group())
+    distributed.all_reduce(sums, group=replicas())
     loss, num_targets = sums.tolist()
     return Evaluation(loss / num_targets if num_targets else math.nan, int(num_targets))

@@ -1,21 +1,35 @@
 """megatron-core's GPTModel in LLaMA's architecture, with attention inside documents, on GPUs and CPUs."""
 
 import functools
+from typing import Any
 
 import torch
+from megatron.core import parallel_state
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch.utils.checkpoint import checkpoint
 
+from megatron_bfp.attention.context_parallel import Shards
 from megatron_bfp.megatron_core.attention import DocumentAttention, with_document_attention
 
 from .config import TrainerConfig, padded_vocab_size
 
 
 class CPURotaryEmbedding(RotaryEmbedding):
-    """RotaryEmbedding for the CPU; megatron-core's always moves its frequencies to a GPU."""
+    """RotaryEmbedding for the CPU; megatron-core's always moves its frequencies, and the positions of a
+    context-parallel rank, to a GPU."""
+
+    def forward(self, max_seq_len: int, *_: Any, **__: Any) -> torch.Tensor:
+        """Rotary angles of this rank's positions of a row, float32 [positions, 1, 1, head size].
+
+        Args:
+            max_seq_len: positions of the whole row.
+        """
+        ranks, rank = parallel_state.get_context_parallel_world_size(), parallel_state.get_context_parallel_rank()
+        angles = self.get_emb(max_seq_len)
+        return angles if ranks == 1 else angles[Shards(ranks, 1, max_seq_len).positions(rank)]
 
     def get_emb(self, max_seq_len: int, offset: int = 0) -> torch.Tensor:
         """Rotary angles of the positions from ``offset`` on, float32 [max_seq_len, 1, 1, head size]."""
@@ -30,6 +44,7 @@ def transformer_config(config: TrainerConfig) -> TransformerConfig:
     return TransformerConfig(
         num_layers=config.num_layers,
         tensor_model_parallel_size=config.tensor_model_parallel_size,
+        context_parallel_size=config.context_parallel_size,
         hidden_size=config.hidden_size,
         ffn_hidden_size=config.ffn_hidden_size,
         num_attention_heads=config.num_attention_heads,

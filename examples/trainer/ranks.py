@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from megatron.core import parallel_state
 from torch import distributed
 
 from megatron_bfp.console import tell
@@ -26,6 +27,11 @@ from .lifeline import die_with_parent
 LONGEST_WAIT = datetime.timedelta(days=1)
 """How long others wait for rank 0. DeepSpeed's process groups give up after ten minutes, but building an index or
 converting a checkpoint can take longer."""
+
+
+def replicas() -> distributed.ProcessGroup:
+    """The ranks that hold the same weights as this one: they sum gradients, and ZeRO divides its state among them."""
+    return parallel_state.get_data_parallel_group(with_context_parallel=True)
 
 
 def log(line: str) -> None:

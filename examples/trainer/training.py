@@ -53,7 +53,7 @@ from .evaluation import Evaluation, evaluate, summed_loss
 from .log import ComputeClock, Log, RankSeconds, SpikeDetector, Work
 from .model import attention_kernel
 from .process import complete_environment, run_rank
-from .ranks import StopRequest, check_shared, log, on_each_node, on_first_rank
+from .ranks import StopRequest, check_shared, log, on_each_node, on_first_rank, replicas
 from .reports import Meter, StepResult, open_logs, report_evaluation, report_step, stop_training
 
 
@@ -217,17 +217,18 @@ def learning_rate(config: TrainerConfig, iteration: int) -> float:
 
 def train_step(engine: Any, batches: list[dict[str, torch.Tensor]]) -> StepResult:
     """One optimizer step on the micro-batches of this rank. Call it on all ranks."""
-    replicas = parallel_state.get_data_parallel_group()
+    group = replicas()
     boundaries = [document_boundaries(batch["cu_seqlens"], batch["tokens"].device) for batch in batches]
     sums = torch.zeros(3, dtype=torch.float64, device=batches[0]["tokens"].device)  # targets, tokens, squared lengths
     for batch, where in zip(batches, boundaries):
         chunks = np.diff(where.joined.offsets).astype(np.float64)
         sums += torch.stack([batch["loss_mask"].sum(), *sums.new_tensor([chunks.sum(), (chunks**2).sum()])])
-    distributed.all_reduce(sums, group=replicas)
+    distributed.all_reduce(sums, group=group)
+    sums[1:] /= parallel_state.get_context_parallel_world_size()  # each rank of a row knows all its boundaries
     num_targets = sums[0].item()
     # DeepSpeed divides by the number of micro-batches and averages over replicas; we want the sum
-    scale = len(batches) * replicas.size() / max(1.0, num_targets)
-    results = torch.zeros(1 + replicas.size(), dtype=torch.float64, device=sums.device)  # loss, seconds of each rank
+    scale = len(batches) * group.size() / max(1.0, num_targets)
+    results = torch.zeros(1 + group.size(), dtype=torch.float64, device=sums.device)  # loss, seconds of each rank
     clock = ComputeClock(sums.device)
     for batch, where in zip(batches, boundaries):
         with clock.forward():
@@ -240,8 +241,8 @@ def train_step(engine: Any, batches: list[dict[str, torch.Tensor]]) -> StepResul
     if grad_norm is None:
         grad_norm = float(engine.get_global_grad_norm())
     # once the norm has been read, the device has finished what the clock measured
-    results[1 + replicas.rank()] = clock.seconds()
-    distributed.all_reduce(results, group=replicas)
+    results[1 + group.rank()] = clock.seconds()
+    distributed.all_reduce(results, group=group)
     loss_sum, *seconds = results.tolist()
     counts = [int(count) for count in sums.tolist()]
     loss = loss_sum / num_targets if num_targets else math.nan

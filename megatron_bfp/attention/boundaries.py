@@ -12,7 +12,8 @@ The end of a row is always a boundary, and padding is fenced off like a document
 per micro-batch. Rows on the host cost no synchronization with the GPU; rows on a GPU cost one.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 try:
     import torch
@@ -75,6 +76,24 @@ class Boundaries:
     """int32 [chunks + 1]: the same on the device."""
     max_seqlen: int
     """Positions of the longest chunk."""
+    keys: "Boundaries | None" = None
+    """Of keys and values, where a rank's queries attend to more positions than their own: as many chunks, each aligned
+    with that of the queries at its end. None: they are those of the queries."""
+    plans: dict[Any, Any] = field(default_factory=dict)
+    """What context parallelism derives from them once per micro-batch."""
+
+    @classmethod
+    def of_lengths(
+        cls, lengths: list[int], device: torch.device | str, keys: "Boundaries | None" = None
+    ) -> "Boundaries":
+        """The boundaries of chunks of these lengths, each at least 1.
+
+        Args:
+            device: where ``cu_seqlens`` of the result goes.
+            keys: as the attribute.
+        """
+        joined = torch.tensor([0, *lengths]).cumsum(0)
+        return replace(cls._of_offsets(joined, device), keys=keys)
 
     @classmethod
     def of_rows(cls, cu_seqlens: Tensor, device: torch.device | str | None = None) -> "Boundaries":
@@ -96,18 +115,18 @@ class Boundaries:
         return cls._of_offsets(joined, cu_seqlens.device if device is None else device)
 
     @classmethod
-    def of_joined_rows(cls, cu_seqlens: Tensor, num_positions: int) -> "Boundaries":
+    def of_joined_rows(cls, cu_seqlens: Tensor, num_positions: int | None = None) -> "Boundaries":
         """The boundaries of a micro-batch whose rows were joined before, as in Megatron-LM.
 
         Args:
             cu_seqlens: int32 [any], from 0 to ``num_positions``; entries may repeat.
-            num_positions: positions of all rows.
+            num_positions: positions of all rows; None if that is not known from elsewhere.
 
         Raises:
             InvalidBoundaries: they do not rise from 0 to ``num_positions``.
         """
         joined = join_rows(cu_seqlens)
-        if joined[-1] != num_positions:
+        if num_positions is not None and joined[-1] != num_positions:
             raise InvalidBoundaries(f"do not rise from 0 to {num_positions}, the positions of the micro-batch")
         return cls._of_offsets(joined, cu_seqlens.device)
 

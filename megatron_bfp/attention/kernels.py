@@ -4,7 +4,8 @@
 [t, groups, head size] and returns [t, heads, head size]; t is the positions of the micro-batch. ``KERNELS`` lists the
 kernels, best first, each with a check that says why it cannot be used.
 
-No kernel is ever used that cannot respect document boundaries, and none builds a mask of positions by positions.
+No kernel is ever used that cannot respect document boundaries, and none builds a mask of positions by positions (but
+``sdpa`` for the first document of a context-parallel rank that only gathers keys).
 ``LIBRARIES`` is the table of what differs between the fused kernels; they share one call.
 """
 
@@ -72,17 +73,24 @@ def sdpa_per_document(
     def of_chunk(tensor: Tensor, start: int, end: int) -> Tensor:
         return tensor[start:end].transpose(0, 1).unsqueeze(0)  # [1, heads, chunk, head size]
 
+    def mask(num_queries: int, num_keys: int) -> dict[str, Any]:
+        if num_queries == num_keys:
+            return {"is_causal": True}
+        positions = torch.ones(num_queries, num_keys, dtype=torch.bool, device=query.device)
+        return {"attn_mask": positions.tril(num_keys - num_queries)}  # the last query sees the last key
+
+    offsets, of_keys = boundaries.offsets, (boundaries.keys or boundaries).offsets
     outputs = [
         scaled_dot_product_attention(
             of_chunk(query, start, end),
-            of_chunk(key, start, end),
-            of_chunk(value, start, end),
+            of_chunk(key, key_start, key_end),
+            of_chunk(value, key_start, key_end),
+            **mask(end - start, key_end - key_start),
             dropout_p=dropout,
-            is_causal=True,
             scale=softmax_scale,
             enable_gqa=query.shape[1] != key.shape[1],
         )
-        for start, end in pairwise(boundaries.offsets)
+        for (start, end), (key_start, key_end) in zip(pairwise(offsets), pairwise(of_keys), strict=True)
     ]
     return torch.cat(outputs, dim=2).squeeze(0).transpose(0, 1)
 
@@ -120,7 +128,8 @@ class Library:
         keywords: dict[str, Any] = {self.scale_name: softmax_scale, **self.causal}
         if self.dropout_name is not None:
             keywords[self.dropout_name] = dropout
-        of_boundaries = [boundaries.cu_seqlens, boundaries.cu_seqlens, boundaries.max_seqlen, boundaries.max_seqlen]
+        keys = boundaries.keys or boundaries
+        of_boundaries = [boundaries.cu_seqlens, keys.cu_seqlens, boundaries.max_seqlen, keys.max_seqlen]
         if self.boundary_names is None:
             arguments += of_boundaries
         else:
@@ -179,14 +188,16 @@ def _transformer_engine_function(attention_class: type) -> Callable[..., Any]:
     shape, scale and dropout."""
 
     @lru_cache
-    def module(heads: int, groups: int, head_size: int, softmax_scale: float, dropout: float) -> Callable[..., Any]:
+    def module(
+        heads: int, groups: int, head_size: int, softmax_scale: float, dropout: float, mask: str
+    ) -> Callable[..., Any]:
         return attention_class(
             heads,
             head_size,
             num_gqa_groups=groups,
             attention_dropout=dropout,
             qkv_format="thd",
-            attn_mask_type="padding_causal",
+            attn_mask_type=mask,
             softmax_scale=softmax_scale,
         )
 
@@ -194,7 +205,8 @@ def _transformer_engine_function(attention_class: type) -> Callable[..., Any]:
         query: Tensor, key: Tensor, value: Tensor, *, softmax_scale: float, dropout: float, **boundaries: Any
     ) -> Tensor:
         _, heads, head_size = query.shape
-        output = module(heads, key.shape[1], head_size, softmax_scale, dropout)(query, key, value, **boundaries)
+        mask = "padding_causal" if len(query) == len(key) else "padding_causal_bottom_right"
+        output = module(heads, key.shape[1], head_size, softmax_scale, dropout, mask)(query, key, value, **boundaries)
         return output.view(query.shape)  # from [t, heads * head size]
 
     return attend

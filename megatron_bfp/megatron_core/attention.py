@@ -27,7 +27,7 @@ from typing import Any
 
 try:
     import torch
-    from megatron.core import tensor_parallel
+    from megatron.core import parallel_state, tensor_parallel
     from megatron.core.packed_seq_params import PackedSeqParams
 except ModuleNotFoundError as error:
     from ..optional import not_installed
@@ -41,6 +41,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
 from ..attention.boundaries import Boundaries
+from ..attention.context_parallel import Shards, gather, ulysses
 from ..attention.kernels import Needs, choose_kernel
 from ..errors import OptionError
 
@@ -198,6 +199,30 @@ def _name_of(spec: Any) -> str:
     return getattr(module, "__qualname__", type(module).__name__).split(".")[0]
 
 
+WAYS_TO_SPLIT = {None: None, "p2p": None, "a2a": "ulysses", "all_gather": "gather"}
+"""``--cp-comm-type`` -> how attention works with context parallelism; None: by heads if possible. ``p2p`` is Megatron's
+default, a ring, which cannot follow boundaries."""
+
+
+def way_to_split(config: TransformerConfig, name: str | None) -> Callable[..., Tensor]:
+    """``ulysses`` or ``gather``.
+
+    Args:
+        name: of one of them; None for the first if the heads can be divided.
+
+    Raises:
+        OptionError: the heads cannot be divided, and ``ulysses`` was asked for.
+    """
+    heads = config.num_attention_heads // config.tensor_model_parallel_size
+    divides = heads % config.context_parallel_size == 0
+    if name == "ulysses" and not divides:
+        raise OptionError(
+            f"{heads} attention heads per tensor-parallel rank cannot be divided among "
+            f"{config.context_parallel_size} context-parallel ranks; leave out the choice, and keys are gathered"
+        )
+    return ulysses if name == "ulysses" or name is None and divides else gather
+
+
 class DocumentAttention(MegatronModule):
     """Causal attention inside each document; takes the place of megatron-core's ``DotProductAttention``.
 
@@ -205,6 +230,9 @@ class DocumentAttention(MegatronModule):
         config, layer_number, attn_mask_type, attention_type, attention_dropout, softmax_scale, cp_comm_type,
             pg_collection: as DotProductAttention's.
         kernel: a name in ``attention.kernels.KERNELS``; None for the first that can be used.
+        context_parallel: ``ulysses`` or ``gather``, how attention works if rows are split over a context-parallel
+            group; see ``attention.context_parallel``. None: as ``cp_comm_type`` says, or else by heads if the group
+            divides them.
         k_channels, v_channels: head sizes of keys and values in multi-latent attention; None for the model's. If they
             differ, the kernel is ``sdpa``.
 
@@ -226,12 +254,15 @@ class DocumentAttention(MegatronModule):
         cp_comm_type: str | None = None,
         pg_collection: Any = None,
         kernel: str | None = None,
+        context_parallel: str | None = None,
         k_channels: int | None = None,
         v_channels: int | None = None,
     ) -> None:
         super().__init__(config=config)
         refused = {
-            "context parallelism": config.context_parallel_size > 1,
+            f"--cp-comm-type {cp_comm_type}": config.context_parallel_size > 1 and cp_comm_type not in WAYS_TO_SPLIT,
+            "multi-token prediction with context parallelism": bool(getattr(config, "mtp_num_layers", None))
+            and config.context_parallel_size > 1,
             "attention windows": config.window_size is not None,
             f"softmax type {config.softmax_type}": config.softmax_type != "vanilla",
             f"{attention_type} attention": attention_type != "self",
@@ -251,6 +282,11 @@ class DocumentAttention(MegatronModule):
         self.dropout = config.attention_dropout if attention_dropout is None else attention_dropout
         needs = Needs(config.params_dtype, head_size, self.dropout)
         self.kernel_name, self.attend = choose_kernel(kernel, needs)
+        self.split: Callable[..., Tensor] | None = None
+        if config.context_parallel_size > 1:
+            self.split = way_to_split(config, context_parallel or WAYS_TO_SPLIT[cp_comm_type])
+            of_collection = getattr(pg_collection, "cp", None)
+            self.group = of_collection or parallel_state.get_context_parallel_group()
 
     def forward(
         self,
@@ -265,7 +301,8 @@ class DocumentAttention(MegatronModule):
         """Attend.
 
         Args:
-            query: [s, b, heads, head size], or [t, heads, head size] with rows joined (``qkv_format="thd"``).
+            query: [s, b, heads, head size], or [t, heads, head size] with rows joined (``qkv_format="thd"``). With
+                context parallelism, s is this rank's share of each row, cut by zigzag as Megatron does.
             key, value: the same with groups for heads.
             attention_mask, attention_bias: must be None.
             packed_seq_params: as ``document_boundaries`` makes it, or Megatron-LM's for joined rows.
@@ -280,6 +317,8 @@ class DocumentAttention(MegatronModule):
             raise OptionError("attention inside documents takes no attention_mask or attention_bias; pass None")
         dropout = self.dropout if self.training else 0.0
         if packed_seq_params is not None and packed_seq_params.qkv_format == "thd":
+            if self.split:
+                raise OptionError("context parallelism needs boundaries by rows: pass document_boundaries(cu_seqlens)")
             boundaries = _of_joined_rows(packed_seq_params, len(query))
             return self._attend(query, key, value, boundaries, dropout).flatten(1)
         if not isinstance(packed_seq_params, DocumentBoundaries):
@@ -287,18 +326,31 @@ class DocumentAttention(MegatronModule):
                 "attention inside documents needs their boundaries: pass "
                 "packed_seq_params=document_boundaries(batch['cu_seqlens']) to the model"
             )
-        seq_length, batch = query.shape[:2]
+        positions, batch = query.shape[:2]
+        seq_length = positions * self.config.context_parallel_size
         if packed_seq_params.cu_seqlens_q.shape != (batch, seq_length + 1):
             shape = list(packed_seq_params.cu_seqlens_q.shape)
             raise OptionError(f"cu_seqlens has shape {shape}, expected {[batch, seq_length + 1]}")
         query, key, value = (tensor.transpose(0, 1).flatten(0, 1) for tensor in (query, key, value))
-        attended = self._attend(query, key, value, packed_seq_params.joined, dropout)
-        return attended.reshape(batch, seq_length, -1).transpose(0, 1).contiguous()
+        shards = Shards(self.config.context_parallel_size, batch, seq_length) if self.split else None
+        attended = self._attend(query, key, value, packed_seq_params.joined, dropout, shards)
+        return attended.reshape(batch, positions, -1).transpose(0, 1).contiguous()
 
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor, boundaries: Boundaries, dropout: float) -> Tensor:
-        """Run the kernel on joined rows."""
+    def _attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        boundaries: Boundaries,
+        dropout: float,
+        shards: Shards | None = None,
+    ) -> Tensor:
+        """Run the kernel on joined rows, or on this rank's share of them."""
         with self._random_numbers(dropout):
-            return self.attend(query, key, value, boundaries, self.softmax_scale, dropout)
+            if self.split is None:
+                return self.attend(query, key, value, boundaries, self.softmax_scale, dropout)
+            of_group = boundaries, shards, self.group
+            return self.split(query, key, value, *of_group, self.attend, self.softmax_scale, dropout)
 
     def _random_numbers(self, dropout: float) -> AbstractContextManager:
         """As in DotProductAttention: tensor-parallel ranks have different heads, and drop different weights. With

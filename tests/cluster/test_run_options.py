@@ -91,7 +91,7 @@ def test_fault_A15_megatrons_options_after_the_recipe_are_known(trainer):
     options = of(trainer, *words.split())
     assert (options.seq_length, options.max_documents_per_sequence, options.data_cache_path) == (16, 7, "cache")
     assert (options.even_sequences, options.balance_batches) == (True, 4)
-    assert (options.tensor_parallel, options.other_parallel, options.global_batch_size) == (2, 2, 32)
+    assert (options.tensor_parallel, options.pipeline_parallel, options.global_batch_size) == (2, 2, 32)
     assert options.half_precision and options.full_recomputation and options.save == "CKPT"
     assert options.data_path == ("0.5", "x", "0.5", "y") and not options.needs_eod
     layout = Layout.of(options, 1, 8)
@@ -103,8 +103,8 @@ def test_fault_A15_megatrons_options_after_the_recipe_are_known(trainer):
 @pytest.mark.parametrize(
     "words, expected",
     [
-        ("--context-parallel-size 2", {"other_parallel": 2}),
-        ("--ds-sequence-parallel-size 4", {"other_parallel": 4}),
+        ("--context-parallel-size 2", {"context_parallel": 2, "pipeline_parallel": 1}),
+        ("--ds-sequence-parallel-size 4", {"context_parallel": 4}),
         ("--group-query-attention --num-query-groups 2", {"num_query_groups": 2}),
         ("--num-query-groups 2", {"num_query_groups": 4}),
         ("--num-key-value-heads 1", {"num_query_groups": 1}),
@@ -117,7 +117,7 @@ def test_fault_A15_megatrons_options_after_the_recipe_are_known(trainer):
         ("--fp16", {"half_precision": True}),
         ("--data-impl bfp --data-impl bfp", {"data_impl": "bfp"}),
         ("--eval-iters 0", {"used_splits": ("train",)}),
-        ("", {"used_splits": ("train", "valid", "test"), "other_parallel": 1, "ffn_hidden_size": 256}),
+        ("", {"used_splits": ("train", "valid", "test"), "pipeline_parallel": 1, "ffn_hidden_size": 256}),
     ],
 )
 def test_fault_A15_megatrons_options_mean_what_they_mean_there(words, expected):
@@ -281,10 +281,10 @@ def test_fault_C06_the_estimate_knows_what_comes_after_the_recipe(monkeypatch, c
 
 def test_fault_C06_what_is_not_estimated_is_said():
     options = of("megatron_lm", "--pipeline-model-parallel-size", "2")
-    for other in (options, dataclasses.replace(options, other_parallel=1, has_experts=True)):
+    for other in (options, dataclasses.replace(options, pipeline_parallel=1, has_experts=True)):
         with pytest.raises(OptionError, match="^not estimated"):
             estimate(Model(other, 100, False), Layout.of(other, 1, 2))
-    alone = Model(dataclasses.replace(options, other_parallel=1), 100, False)
+    alone = Model(dataclasses.replace(options, pipeline_parallel=1), 100, False)
     assert estimate(alone, Layout.of(alone.options, 1, 2)).total > 12 * num_parameters(alone)
 
 

@@ -41,7 +41,7 @@ def build(sizes, dataset_config, dataset_class=BFPGPTDataset):
     return BlendedMegatronDatasetBuilder(dataset_class, sizes, lambda: True, dataset_config).build()
 
 
-def initialize_megatron(rank=0, world_size=1, store=None, tensor_parallel=1):
+def initialize_megatron(rank=0, world_size=1, store=None, tensor_parallel=1, context_parallel=1):
     """This process as one of a world, by default alone, for tests that make a model.
 
     ``store`` is a file that all processes name.
@@ -54,7 +54,7 @@ def initialize_megatron(rank=0, world_size=1, store=None, tensor_parallel=1):
         backend = "nccl" if torch.cuda.is_available() else "gloo"
         distributed.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=world_size)
     if not parallel_state.model_parallel_is_initialized():
-        parallel_state.initialize_model_parallel(tensor_parallel)
+        parallel_state.initialize_model_parallel(tensor_parallel, context_parallel_size=context_parallel)
     model_parallel_cuda_manual_seed(1, inference_rng_tracker=not torch.cuda.is_available())
 
 
@@ -75,6 +75,7 @@ def model_options(**changes):
         "seq_length": 64,
         "attention_kernel": None,
         "tensor_model_parallel_size": 1,
+        "context_parallel_size": 1,
         "recompute_granularity": None,
     }
     return argparse.Namespace(**(options | changes))

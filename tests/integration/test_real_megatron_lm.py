@@ -145,7 +145,7 @@ def test_each_hook_is_needed(checkout, corpus, by_module, function):
         (["--mock-data"], "--mock-data cannot be used"),
         (["--hybrid-layer-pattern", "**"], "--hybrid-layer-pattern cannot be used"),
         (["--dataloader-type", "cyclic"], "--dataloader-type cyclic cannot be used"),
-        (["--context-parallel-size", 2], "--context-parallel-size above 1 cannot be used"),
+        (["--context-parallel-size", 2, "--cp-comm-type", "a2a+p2p"], "--cp-comm-type a2a+p2p cannot be used"),
         (["--data-path", "s3://bucket/data"], "object storage cannot be used"),
         (["--split", "0,0,0"], "--split"),
     ],

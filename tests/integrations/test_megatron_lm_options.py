@@ -26,6 +26,15 @@ def options(**changes):
     return argparse.Namespace(**(known | changes))
 
 
+LONG = {"context_parallel_size": 2, "transformer_impl": "local"}
+"""A run with context parallelism."""
+
+
+@pytest.mark.parametrize("cp_comm_type", [None, ["p2p"], "a2a", ["all_gather", "a2a"]])
+def test_context_parallelism_is_taken_with_local_layers(cp_comm_type):
+    megatron_lm.check(options(**LONG, cp_comm_type=cp_comm_type))
+
+
 def test_the_options_of_a_plain_run_are_fine():
     megatron_lm.check(options(fim_data=False, dataloader_type="single"))
 
@@ -37,7 +46,12 @@ def test_the_options_of_a_plain_run_are_fine():
         for attribute, (option, _) in megatron_lm.REFUSED.items()
     ]
     + [
-        ({"context_parallel_size": 2}, "--context-parallel-size above 1"),
+        ({"context_parallel_size": 2}, "--context-parallel-size above 1 .* needs --transformer-impl local"),
+        (LONG | {"cp_comm_type": ["a2a+p2p"]}, r"--cp-comm-type a2a\+p2p"),
+        (LONG | {"mtp_num_layers": 1}, "--mtp-num-layers"),
+        (LONG | {"reset_position_ids": True}, "--reset-position-ids"),
+        (LONG | {"hierarchical_context_parallel_sizes": [2, 2]}, "--hierarchical-context-parallel-sizes"),
+        (LONG | {"seq_length": 18}, "--seq-length 18 must be a multiple of 4, twice --context-parallel-size"),
         ({"dataloader_type": "cyclic"}, "--dataloader-type cyclic"),
         ({"dataloader_type": "external"}, "--dataloader-type external"),
     ],
@@ -154,7 +168,7 @@ def test_fault_A08_old_spellings_are_refused_before_they_are_copied(old):
     [
         ({"hybrid_layer_pattern": "M*M*"}, "--hybrid-layer-pattern cannot be used"),
         ({"fim_data": True}, "--fim-data cannot be used"),
-        ({"context_parallel_size": 2}, "--context-parallel-size above 1"),
+        ({"context_parallel_size": 2}, "--context-parallel-size above 1 .* needs --transformer-impl local"),
         ({"dataloader_type": "cyclic"}, "--dataloader-type cyclic"),
         ({"cuda_graph_impl": "local"}, "--cuda-graph-impl local cannot be used"),
     ],

@@ -183,7 +183,6 @@ def test_one_document_a_row_equals_megatron_core_s_own_attention(layer_number, l
     [
         ("window_size", (4, 0), "windows"),
         ("softmax_type", "learnable", "softmax type"),
-        ("context_parallel_size", 2, "context parallelism"),
         (None, None, "cross attention"),
         (None, None, "mask type"),
     ],
@@ -309,3 +308,19 @@ def test_a_softmax_scale_that_is_given_is_used(joined):
 
     assert torch.allclose(output(0.5, 1.0), output(None, 0.5 * 16**0.5), atol=1e-5)
     assert not torch.allclose(output(0.5, 1.0), output(None, 1.0), atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    "heads, cp_comm_type, mtp_num_layers, named",
+    [
+        (4, "a2a+p2p", None, r"--cp-comm-type a2a\+p2p"),
+        (4, None, 1, "multi-token prediction with context parallelism"),
+        (3, "a2a", None, "3 attention heads per tensor-parallel rank cannot be divided among 2"),
+    ],
+)
+def test_context_parallelism_that_cannot_be_is_refused(heads, cp_comm_type, mtp_num_layers, named):
+    initialize_megatron()
+    settings = transformer_config(model_options(num_attention_heads=heads, hidden_size=16 * heads))
+    settings.context_parallel_size, settings.mtp_num_layers = 2, mtp_num_layers
+    with pytest.raises(OptionError, match=named):
+        DocumentAttention(settings, 1, AttnMaskType.causal, "self", cp_comm_type=cp_comm_type)

@@ -11,14 +11,13 @@ import sys
 from typing import Any
 
 import torch
-from megatron.core import parallel_state
 from torch import distributed
 
 from megatron_bfp.errors import InputError, OptionError
 
 from ..arguments import flag
 from ..config import TrainerConfig
-from ..ranks import log, on_first_rank
+from ..ranks import log, on_first_rank, replicas
 from .folder import COMPLETE, Checkpoint, SavedRun, latest_checkpoint, reading
 from .history import OVERRIDE, DataHistory, changed_blocks, differences
 
@@ -141,11 +140,11 @@ def convert_for_ranks(config: TrainerConfig, checkpoint: Checkpoint | None) -> C
     Raises:
         OptionError: it cannot be converted.
     """
-    replicas = parallel_state.get_data_parallel_world_size()
-    if not checkpoint or not checkpoint.saved.zero_stage or checkpoint.saved.data_parallel_size == replicas:
+    number = replicas().size()
+    if not checkpoint or not checkpoint.saved.zero_stage or checkpoint.saved.data_parallel_size == number:
         return checkpoint
     ranks = checkpoint.saved.data_parallel_size
-    log(f"converting {checkpoint.path}, saved by {ranks} data-parallel ranks, for {replicas}")
+    log(f"converting {checkpoint.path}, saved by {ranks} data-parallel ranks, for {number}")
     return checkpoint._replace(universal=on_first_rank(lambda: convert(checkpoint, config.save or config.load)))
 
 

@@ -17,7 +17,7 @@ from megatron_bfp.errors import InputError
 from megatron_bfp.files import sync_file, write_whole
 
 from ..config import TrainerConfig, key_value_heads
-from ..ranks import log, timestamp
+from ..ranks import log, replicas, timestamp
 from .folder import COMPLETE, SavedRun, checkpoint_names, open_checkpoint, remove_checkpoint, removing
 from .history import DataHistory
 from .save_folder import smallest_checkpoint
@@ -60,7 +60,7 @@ def _saved_run(engine: Any, config: TrainerConfig, iteration: int, history: Data
         iteration=iteration,
         consumed_samples=consumed_samples,
         global_batch_size=config.global_batch_size,
-        data_parallel_size=parallel_state.get_data_parallel_world_size(),
+        data_parallel_size=replicas().size(),
         tensor_model_parallel_size=parallel_state.get_tensor_model_parallel_world_size(),
         zero_stage=engine.zero_optimization_stage(),
         data=history.at(consumed_samples),

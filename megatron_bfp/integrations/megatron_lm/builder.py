@@ -55,6 +55,7 @@ def packed(cls: type, config: Any, args: argparse.Namespace) -> tuple[type, Any]
     settings["max_documents_per_sequence"] = args.max_documents_per_sequence
     settings["even_sequences"] = args.even_sequences
     settings["model_vocab_size"] = getattr(args, "padded_vocab_size", None)  # rows of the embedding
+    settings["context_parallel_size"] = 1  # core would align documents for it; attention needs none of that
     return BFPGPTDataset, BFPGPTDatasetConfig(**settings)
 
 

@@ -68,6 +68,36 @@ def _change_heterogeneous_layers(module: ModuleType) -> None:
     setattr(module, "DotProductAttention", DocumentAttention)
 
 
+def _change_model(module: ModuleType) -> None:
+    from .model import by_rows
+
+    of_forward = (
+        "self, input_ids, position_ids, attention_mask, decoder_input, labels, inference_context, packed_seq_params, "
+        "extra_block_kwargs, runtime_gather_output, inference_params, loss_mask, padding_mask, output_processor, "
+        "output_processor_context"
+    )
+    replace(module.GPTModel, "forward", of_forward, lambda original: by_rows(original, options.parsed_options))
+
+
+def _change_rotary_angles(module: ModuleType) -> None:
+    from .model import repeat_for_joined_rows
+
+    embedding = getattr(module, "YarnRotaryEmbedding", None) or module.RotaryEmbedding
+    of_rows = lambda original: repeat_for_joined_rows(original, options.parsed_options)  # noqa: E731
+    replace(embedding, "get_emb", "self, max_seq_len, offset", of_rows)
+
+
+def _change_loss(module: ModuleType) -> None:
+    from .model import count_targets_of_the_row
+
+    of_loss = (
+        "model, output_tensor, loss_func, config, vp_stage, collect_non_loss_data, num_microbatches, "
+        "forward_data_store, cp_group_size, is_last_stage"
+    )
+    of_the_row = lambda original: count_targets_of_the_row(original, options.parsed_options)  # noqa: E731
+    replace(module, "forward_step_calc_loss", of_loss, of_the_row)
+
+
 def _take_off_data_impl(_: ModuleType) -> None:
     """Remove ``--data-impl mmap``, which Megatron-LM does not know, from the command line."""
     sys.argv[:] = without_data_impl(sys.argv)
@@ -78,6 +108,10 @@ HOOKS: dict[str, Hook] = {
     "megatron.core.datasets.blended_megatron_dataset_builder": _change_builder,
     "megatron.core.models.backends": _change_local_layers,
     "megatron.core.models.gpt.heterogeneous.heterogeneous_layer_specs": _change_heterogeneous_layers,
+    "megatron.core.models.gpt.gpt_model": _change_model,
+    "megatron.core.models.common.embeddings.rotary_pos_embedding": _change_rotary_angles,
+    "megatron.core.models.common.embeddings.yarn_rotary_pos_embedding": _change_rotary_angles,
+    "megatron.core.pipeline_parallel.schedules": _change_loss,
     "megatron.training.checkpointing": _change_checkpoints,
     "megatron.training.training": _change_training,
 }

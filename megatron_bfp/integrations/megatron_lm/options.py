@@ -102,10 +102,7 @@ def check(args: argparse.Namespace) -> None:
             raise OptionError(f"{option} cannot be used with --data-impl bfp: {reason}")
     refuse_captured_attention(args)
     if (getattr(args, "context_parallel_size", 1) or 1) > 1:
-        raise OptionError(
-            "--context-parallel-size above 1 cannot be used with --data-impl bfp: Megatron-LM's document masking does "
-            "not support it; use tensor, sequence or pipeline parallelism"
-        )
+        check_context_parallelism(args)
     if getattr(args, "dataloader_type", None) not in (None, "single"):
         raise OptionError(
             f"--dataloader-type {args.dataloader_type} cannot be used with --data-impl bfp: the order of samples would "
@@ -114,6 +111,41 @@ def check(args: argparse.Namespace) -> None:
     check_balance_batches(args)
     for attribute in ("data_path", "train_data_path", "valid_data_path", "test_data_path"):
         _check_data_path(f"--{attribute.replace('_', '-')}", getattr(args, attribute, None) or [])
+
+
+WITH_CONTEXT_PARALLELISM = {
+    "mtp_num_layers": ("--mtp-num-layers", "later tokens are looked up inside a rank's share of the row"),
+    "reset_position_ids": ("--reset-position-ids", "restarted positions need documents that are aligned"),
+    "hierarchical_context_parallel_sizes": ("--hierarchical-context-parallel-sizes", "its groups are not supported"),
+}
+"""Attribute of the parsed options -> the option and why it cannot be used with context parallelism."""
+
+
+def check_context_parallelism(args: argparse.Namespace) -> None:
+    """Refuse what does not work with ``--context-parallel-size`` above 1.
+
+    Raises:
+        OptionError: an option does not work with it.
+    """
+    size = args.context_parallel_size
+    for attribute, (option, reason) in WITH_CONTEXT_PARALLELISM.items():
+        if getattr(args, attribute, None):
+            raise OptionError(f"{option} cannot be used with --data-impl bfp and --context-parallel-size: {reason}")
+    if getattr(args, "transformer_impl", "transformer_engine") != "local":
+        raise OptionError(
+            "--context-parallel-size above 1 with --data-impl bfp needs --transformer-impl local: Transformer Engine's "
+            "own context parallelism expects documents that are aligned to it"
+        )
+    kinds = getattr(args, "cp_comm_type", None) or ["p2p"]
+    for kind in [kinds] if isinstance(kinds, str) else kinds:
+        if kind not in ("p2p", "a2a", "all_gather"):
+            raise OptionError(
+                f"--cp-comm-type {kind} cannot be used with --data-impl bfp: leave it out, or give a2a or all_gather"
+            )
+    if (getattr(args, "seq_length", None) or 0) % (2 * size):
+        raise OptionError(
+            f"--seq-length {args.seq_length} must be a multiple of {2 * size}, twice --context-parallel-size"
+        )
 
 
 def _check_data_path(option: str, values: list[str]) -> None:

@@ -11,7 +11,7 @@ class CudaIsCpu(TorchFunctionMode):
     """Every device that is called cuda is the CPU, and dtypes and types keep the names they would have there."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
-        keywords = {name: on_cpu(value) for name, value in (kwargs or {}).items()}
+        keywords = {name: on_cpu(value) for name, value in (kwargs or {}).items() if name != "pin_memory"}
         state = torch.default_generator.get_state() if function in DRAWN_ON_THE_GPU else None
         result = function(*(on_cpu(value) for value in args), **keywords)
         if state is not None:

@@ -34,6 +34,7 @@ options=(
     --eval-interval "$eval_interval" --eval-iters "$eval_iters" --log-interval "$log_interval"
     --tensorboard-dir "$OUTPUT/tensorboard"
 )
+[ "${context_parallel:-1}" = 1 ] || options+=(--ds-sequence-parallel-size "$context_parallel")
 [ "$precision" != bf16 ] || options+=(--bf16)
 [ "$recompute" != full ] ||
     options+=(--deepspeed-activation-checkpointing --recompute-granularity full --recompute-method uniform)

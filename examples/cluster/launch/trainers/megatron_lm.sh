@@ -21,6 +21,7 @@ options=(
 )
 # ZeRO 1 under its own name, with communication overlapping computation
 [ "$zero_stage" = 0 ] || options+=(--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather)
+[ "${context_parallel:-1}" = 1 ] || options+=(--context-parallel-size "$context_parallel")
 [ "$tensor_parallel" = 1 ] || options+=(--sequence-parallel) # splits the norms between the ranks, too
 [ "$precision" != bf16 ] || options+=(--bf16)
 [ "$recompute" != full ] || options+=(--recompute-granularity full --recompute-method uniform --recompute-num-layers 1)

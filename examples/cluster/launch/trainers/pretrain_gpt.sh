@@ -16,6 +16,7 @@ options=(
     --json-log "$OUTPUT/log.jsonl"
 )
 [ -z "${EOD_TOKEN:-}" ] || options+=(--eod-token "$EOD_TOKEN")
+[ "${context_parallel:-1}" = 1 ] || options+=(--context-parallel-size "$context_parallel")
 [ "$precision" != bf16 ] || options+=(--bf16)
 [ "$recompute" != full ] || options+=(--recompute-granularity full)
 [ "$document_mask" != yes ] || options+=(--dataloader-inter-document-masking)
