@@ -59,7 +59,7 @@ def megatron_deepspeed_corpus(tmp_path_factory):
     pieces = [document[at : at + 40] for document in documents for at in range(0, min(len(document), 400), 40)]
     for part in range(3):
         write(folder / f"part{part}", pieces[part::3])
-    write(folder / "short", [*documents[:3], *([[EOD]] * 3000)])
+    write(folder / "short", [*documents[:20], *([[EOD]] * 3000)])
     return folder
 
 
