@@ -16,7 +16,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from megatron.core import parallel_state
 from torch import distributed
 
 from megatron_bfp.console import tell
@@ -31,6 +30,8 @@ converting a checkpoint can take longer."""
 
 def replicas() -> distributed.ProcessGroup:
     """The ranks that hold the same weights as this one: they sum gradients, and ZeRO divides its state among them."""
+    from megatron.core import parallel_state  # here, as processes that only read samples import this module too
+
     return parallel_state.get_data_parallel_group(with_context_parallel=True)
 
 

@@ -16,7 +16,7 @@ from megatron_bfp.packing.best_fit import plan_runs
 from megatron_bfp.packing.table import run_rows
 from megatron_bfp.samples.order import sequence_of_sample
 from megatron_bfp.samples.sample import build_sample
-from megatron_bfp.sequence_index import format as index_format
+from megatron_bfp.sequence_index import builder
 from megatron_bfp.sequence_index.builder import build
 from megatron_bfp.sequence_index.key import IndexKey, index_directory
 from megatron_bfp.sequence_index.reader import SequenceIndex
@@ -57,7 +57,7 @@ def anonymous_bytes():
 @pytest.mark.parametrize("num_documents", [(1 << 31) + 100, (1 << 32) + 100])
 def test_more_documents_than_32_bits_count(tmp_path, monkeypatch, num_documents):
     """Of the last documents an index is built and read. That the .idx of up to 86 GB is hashed once is left out."""
-    monkeypatch.setattr(index_format, "idx_sha256", lambda *_: "0" * 64)
+    monkeypatch.setattr(builder, "idx_sha256", lambda *_: "0" * 64)
     prefix, first = str(tmp_path / "data"), num_documents - len(LAST_LENGTHS)
     write_sparse(prefix, num_documents)
     before = anonymous_bytes()

@@ -59,4 +59,5 @@ def test_fault_B09_a_length_that_memory_cannot_hold_is_refused(border, seq_lengt
 
 
 def test_fault_B09_the_longest_is_taken():
-    megatron_lm.check(argparse.Namespace(dataloader_inter_document_masking=True, seq_length=MOST_TOKENS))
+    options = {"dataloader_inter_document_masking": True, "balance_batches": 1, "seq_length": MOST_TOKENS}
+    megatron_lm.check(argparse.Namespace(**options))
