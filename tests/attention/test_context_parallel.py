@@ -18,7 +18,7 @@ from megatron_bfp.attention.kernels import sdpa_per_document
 CASES = 24
 
 
-@pytest.fixture(scope="module", params=[2, 4])
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
 def results(request, tmp_path_factory):
     """What each rank found in each case, by way and dtype."""
     folder = tmp_path_factory.mktemp("ranks")

@@ -30,7 +30,20 @@ def test_the_table_and_the_json_tell_the_same(write_dataset, tmp_path):
 
 
 def test_a_simulated_corpus_is_made_where_none_is_given():
-    arguments = ["--tokens", "1000000", "--seq-length", "512", "--workers", "0", "--seconds", "0.01", "--reads", "10"]
+    arguments = [
+        "--tokens",
+        "1000000",
+        "--seq-length",
+        "512",
+        "--corpora",
+        "1",
+        "--workers",
+        "0",
+        "--seconds",
+        "0.01",
+        "--reads",
+        "10",
+    ]
     done = subprocess.run([*TOOL, *arguments], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
 

@@ -12,7 +12,7 @@ pytest.importorskip("deepspeed")
 from helpers.datasets import ROOT
 
 
-@pytest.fixture(scope="module", params=[2, 4])
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
 def results(request, tmp_path_factory):
     """What each rank found in each case."""
     folder = tmp_path_factory.mktemp("ranks")
