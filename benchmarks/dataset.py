@@ -242,7 +242,11 @@ def _simulated(directory: str, count: int, tokens: int) -> list[str]:
 
 @contextlib.contextmanager
 def _process_group() -> Iterator[None]:
-    """A process group of one rank: megatron-core asks for the rank before it writes the cache of a blend."""
+    """A process group of one rank, if there is none: megatron-core asks for the rank before it writes the cache of a
+    blend."""
+    if torch.distributed.is_initialized():
+        yield
+        return
     store = torch.distributed.HashStore()
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:

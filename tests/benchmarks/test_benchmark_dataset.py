@@ -1,35 +1,44 @@
 """The benchmark of reading runs on both of megatron-core's datasets."""
 
 import json
-import subprocess
 import sys
 
 import pytest
-from helpers.datasets import ROOT, documents_of
+from helpers.datasets import documents_of
 
 from megatron_bfp import BFPError
 
 pytest.importorskip("megatron.core")
 
-TOOL = [sys.executable, "-W", "ignore", str(ROOT / "benchmarks/dataset.py")]
+
+@pytest.fixture
+def benchmark(monkeypatch):
+    """The benchmark, called with a command line."""
+    from benchmarks.dataset import main
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["dataset.py", *arguments])
+        main()
+
+    return run
 
 
-def test_the_table_and_the_json_tell_the_same(write_dataset, tmp_path):
+def test_the_table_and_the_json_tell_the_same(write_dataset, tmp_path, benchmark, capsys):
     prefixes = [write_dataset(documents_of([300] * 50), name).prefix for name in ("one", "two")]
     arguments = ["--data-path", *prefixes, "--seq-length", "1024", "--workers", "0", "1", "--seconds", "0.02"]
     arguments += ["--reads", "100", "--output", str(tmp_path / "out.json")]
-    done = subprocess.run([*TOOL, *arguments], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+    benchmark(*arguments)
+    printed = capsys.readouterr().out
     figures = json.loads((tmp_path / "out.json").read_text())
     assert {(row["workers"], row["corpora"]) for row in figures["rates"]} == {(0, 1), (1, 1), (0, 2), (1, 2)}
     assert not (tmp_path / "cache").exists()  # of GPTDataset, beside the data
     names = {row["dataset"] for row in figures["rates"]}
     assert {"BFPGPTDataset", "GPTDataset, no mask", "GPTDataset, reset_attention_mask"} <= names
-    assert all(name in done.stdout for name in names)
+    assert all(name in printed for name in names)
     assert [row["reads"] for row in figures["memory"]] == list(range(10, 101, 10))
 
 
-def test_a_simulated_corpus_is_made_where_none_is_given():
+def test_a_simulated_corpus_is_made_where_none_is_given(benchmark, capsys):
     arguments = [
         "--tokens",
         "1000000",
@@ -44,8 +53,8 @@ def test_a_simulated_corpus_is_made_where_none_is_given():
         "--reads",
         "10",
     ]
-    done = subprocess.run([*TOOL, *arguments], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+    benchmark(*arguments)
+    assert "GPTDataset, no mask" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -58,9 +67,6 @@ def test_a_simulated_corpus_is_made_where_none_is_given():
         ["--data-path", "nowhere"],
     ],
 )
-def test_bad_options_are_refused(arguments, monkeypatch):
-    from benchmarks.dataset import main
-
-    monkeypatch.setattr(sys, "argv", ["dataset.py", *arguments])
+def test_bad_options_are_refused(arguments, benchmark):
     with pytest.raises(BFPError):
-        main()
+        benchmark(*arguments)
