@@ -116,15 +116,6 @@ def test_the_loss_is_the_mean_over_the_targets_of_the_global_batch(one_rank_and_
             assert other_norm == pytest.approx(norm, rel=2e-3)
 
 
-def test_two_ranks_that_share_sequences_train_as_two_with_sequences_of_their_own(corpus, reference):
-    """Context parallelism. ``test_context_parallel_training.py`` has other layouts."""
-    status, output = launch_ranks(corpus, "--zero-stage", 1, "--context-parallel-size", 2)
-    assert status == 0, output[-2500:]
-    assert "rotary positions run on through the sequence" in output
-    for (loss, norm), (other_loss, other_norm) in zip(as_numbers(reference), as_numbers(steps(output)), strict=True):
-        assert other_loss == pytest.approx(loss, abs=1e-5) and other_norm == pytest.approx(norm, rel=1e-3)
-
-
 def events(log):
     """What a JSON log says of the steps."""
     return [event for event in map(json.loads, log.splitlines()) if event["event"] == "train"]
