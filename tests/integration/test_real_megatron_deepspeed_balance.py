@@ -136,7 +136,10 @@ def test_a_resume_that_would_lose_samples_is_refused_in_one_line(checkout, corpu
     keywords = {"script": [checkout / "with_install.py"], "micro_batch": 1, "ranks": ranks}
     status, output = launch(checkout, corpus, *PACKED, *ALONG, *changes, "--load", saved(before), **keywords)
     assert status != 0 and not STEP.findall(output) and "Traceback" not in output
-    assert output.count(f"its checkpoint has --balance-batches {before}, a global batch size of 8, and 1 as") == 1
+    assert (
+        output.count(f"its checkpoint has --balance-batches {before}, a global batch size of 8, a micro-batch size of")
+        == 1
+    )
     assert "Sample 40 is inside a block of batches that are balanced together" in output
 
 

@@ -151,7 +151,10 @@ def test_a_resume_that_would_lose_samples_is_refused_in_one_line(checkout, corpu
     script = by_way(checkout, "install")
     status, output = launch(checkout, corpus, script, *PACKED, *changes, "--load", saved(before), ranks=ranks)
     assert status != 0 and not STEP.findall(output) and "[rank" not in output
-    assert output.count(f"its checkpoint has --balance-batches {before}, a global batch size of 8, and 2 as") == 1
+    assert (
+        output.count(f"its checkpoint has --balance-batches {before}, a global batch size of 8, a micro-batch size of")
+        == 1
+    )
     assert "Sample 40 is inside a block of batches that are balanced together" in output
 
 

@@ -71,31 +71,33 @@ def _change_heterogeneous_layers(module: ModuleType) -> None:
 def _change_model(module: ModuleType) -> None:
     from .model import by_rows
 
-    of_forward = (
-        "self, input_ids, position_ids, attention_mask, decoder_input, labels, inference_context, packed_seq_params, "
-        "extra_block_kwargs, runtime_gather_output, inference_params, loss_mask, padding_mask, output_processor, "
-        "output_processor_context"
-    )
-    replace(module.GPTModel, "forward", of_forward, lambda original: by_rows(original, options.parsed_options))
+    _wrap(module.GPTModel, "forward", "packed_seq_params", by_rows)
 
 
 def _change_rotary_angles(module: ModuleType) -> None:
     from .model import repeat_for_joined_rows
 
     embedding = getattr(module, "YarnRotaryEmbedding", None) or module.RotaryEmbedding
-    of_rows = lambda original: repeat_for_joined_rows(original, options.parsed_options)  # noqa: E731
-    replace(embedding, "get_emb", "self, max_seq_len, offset", of_rows)
+    _wrap(embedding, "get_emb", "max_seq_len", repeat_for_joined_rows)
 
 
 def _change_loss(module: ModuleType) -> None:
     from .model import count_targets_of_the_row
 
-    of_loss = (
-        "model, output_tensor, loss_func, config, vp_stage, collect_non_loss_data, num_microbatches, "
-        "forward_data_store, cp_group_size, is_last_stage"
-    )
-    of_the_row = lambda original: count_targets_of_the_row(original, options.parsed_options)  # noqa: E731
-    replace(module, "forward_step_calc_loss", of_loss, of_the_row)
+    _wrap(module, "forward_step_calc_loss", "loss_func", count_targets_of_the_row)
+
+
+def _wrap(owner: Any, name: str, parameter: str, make: Callable) -> None:
+    """Replace a function that other versions of megatron-core, and Megatron-DeepSpeed's modules of the same names, lack
+    or have in another form. They go on without; what then cannot be is refused in the first step.
+
+    Args:
+        parameter: the one that the replacement looks at.
+        make: gets the original and what gives Megatron-LM's options.
+    """
+    function = getattr(owner, name, None)
+    if callable(function) and parameter in inspect.signature(function).parameters:
+        setattr(owner, name, make(function, options.parsed_options))
 
 
 def _take_off_data_impl(_: ModuleType) -> None:

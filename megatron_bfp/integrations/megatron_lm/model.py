@@ -36,8 +36,8 @@ def by_rows(forward: Callable, options: Options) -> Callable:
 
     @functools.wraps(forward)
     def forward_by_rows(*arguments: Any, packed_seq_params: Any = None, **keywords: Any) -> Any:
-        args = options()
-        if args is not None and getattr(packed_seq_params, "qkv_format", None) == "thd":
+        args = options() if getattr(packed_seq_params, "qkv_format", None) == "thd" else None
+        if args is not None:
             if not args.reset_position_ids and attends_by_rows(arguments[0]):
                 packed_seq_params = boundaries_of_one_row(packed_seq_params)
             elif args.context_parallel_size > 1:
