@@ -3,7 +3,7 @@
 import operator
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,6 +13,14 @@ from .balance import balanced_order, dealt_order
 
 BLOCKS_KEPT = 4
 """Orders in memory: of the batches that loader workers are reading."""
+
+
+class _Block(NamedTuple):
+    """Some consecutive places of the order."""
+
+    first: int
+    samples: list[int]
+    """The sample at each place, as a list: reading a number from an array would take longer than the rest."""
 
 
 class BalancedDataset:
@@ -60,7 +68,8 @@ class BalancedDataset:
         self._firsts = [first for first, _ in self._stages]
         self._tile = self._checked_tile(tile) if self.num_batches > 1 else 0
         self._samples_per_epoch = getattr(dataset, "samples_per_epoch", 0) or len(dataset) or 1
-        self._orders: dict[int, np.ndarray] = {}
+        self._blocks: dict[int, _Block] = {}
+        self._current = _Block(0, [])
 
     @property
     def stages(self) -> list[tuple[int, int]]:
@@ -83,7 +92,7 @@ class BalancedDataset:
         return getattr(self.dataset, name)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_orders": {}}
+        return self.__dict__ | {"_blocks": {}, "_current": _Block(0, [])}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -97,7 +106,7 @@ class BalancedDataset:
         Raises:
             IndexError: there is no such sample.
         """
-        return self.dataset[idx if idx is None else self.sample_of(idx)]
+        return self.dataset[None if idx is None else self.sample_of(idx)]
 
     def work(self, idx: int) -> int:
         """The work of sample ``idx`` of the balanced order, without reading it: the sum of its squared chunk lengths.
@@ -114,20 +123,28 @@ class BalancedDataset:
             IndexError: there is no such sample.
         """
         idx = operator.index(idx)
+        block = self._current
+        if not block.first <= idx < block.first + len(block.samples):
+            block = self._current = self._block_of(idx)
+        return block.samples[idx - block.first]
+
+    def _block_of(self, idx: int) -> "_Block":
+        """The block that holds place ``idx`` of the order."""
         if not 0 <= idx < len(self):
             raise IndexError(f"sample {idx} is not in [0, {len(self)})")
         stage = bisect_right(self._firsts, idx) - 1
         if stage < 0:
-            return idx
-        start, end, num_batches = self._block(idx, stage)
-        order = self._orders.get(start)
-        if order is None:
-            while len(self._orders) >= BLOCKS_KEPT:
-                self._orders.pop(next(iter(self._orders)), None)
-            order = self._orders[start] = self._order(start, end, num_batches)
-        return start + int(order[idx - start])
+            return _Block(idx, [idx])
+        start, end, num_batches = self._bounds(idx, stage)
+        block = self._blocks.get(start)
+        if block is None:
+            while len(self._blocks) >= BLOCKS_KEPT:
+                self._blocks.pop(next(iter(self._blocks)), None)
+            samples = (start + self._order(start, end, num_batches)).tolist()
+            block = self._blocks[start] = _Block(start, samples)
+        return block
 
-    def _block(self, idx: int, stage: int) -> tuple[int, int, int]:
+    def _bounds(self, idx: int, stage: int) -> tuple[int, int, int]:
         """The samples that are ordered together with ``idx``: start, end, and the number of global batches.
 
         A block ends with its global batches, its epoch, its stage or the dataset. Several batches that are cut short

@@ -207,4 +207,4 @@ def test_few_orders_are_kept():
     balanced = BalancedDataset(Samples(10_000, 10_000), 10)
     for i in range(0, 10_000, 10):
         balanced[i]
-    assert len(balanced._orders) <= 4
+    assert len(balanced._blocks) <= 4
