@@ -1,6 +1,6 @@
 """The trainer with context parallelism: losses are those of one rank, whatever else is parallel, and runs go on.
 
-The quick tests of context parallelism are those of attention and of a whole model.
+The quick tests of context parallelism are those of attention.
 """
 
 import pytest

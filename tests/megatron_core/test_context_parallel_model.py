@@ -11,8 +11,10 @@ pytest.importorskip("deepspeed")
 
 from helpers.datasets import ROOT
 
+pytestmark = pytest.mark.slow  # 15 s of processor time for each number of ranks; attention itself is tested quickly
 
-@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
+
+@pytest.fixture(scope="module", params=[2, 4])
 def results(request, tmp_path_factory):
     """What each rank found in each case."""
     folder = tmp_path_factory.mktemp("ranks")
