@@ -1,8 +1,9 @@
 """Data from datasets on disk to micro-batches on the device.
 
 Datasets are made by megatron-core's builder, samplers decide which samples a rank gets, and ``micro_batches`` reads
-them. The order of samples depends on the seed and the global batch size alone: each global batch holds the same samples
-for any number of ranks. Only batches that are composed by cost (``--balance-batches`` above 1) depend on the ranks.
+them. The order of samples depends on the seed, the global batch size and the micro-batch size alone. Each global batch
+holds the same samples for any number of ranks and any micro-batch size; only batches that are composed by cost
+(``--balance-batches`` above 1) depend on these.
 """
 
 import dataclasses

@@ -11,10 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..packing.best_fit import plan_runs
 from ..packing.bounds import lower_bound
 from ..packing.census import LONGEST_DOCUMENT, Census, blocks_of, num_blocks, take_census
-from ..packing.even import plan_even_runs
+from ..packing.even import plan
 from ..progress import Progress, without_progress
 from .waiting import HIDDEN_SIZE, Ranks, WaitingOfPlan, WorkOfPlan, waiting_of_plan
 
@@ -213,8 +212,7 @@ def plan_sequences(
     census: Census, seq_length: int, max_documents_per_sequence: int | None = None, even: bool = False
 ) -> PlannedSequences:
     """Pack a corpus, as far as its numbers go."""
-    plan = plan_even_runs if even else plan_runs
-    runs = plan(census.remainders, seq_length, max_documents_per_sequence)
+    runs = plan(census.remainders, seq_length, max_documents_per_sequence, even)
     rows = [(census.num_full_chunks, 1, seq_length**2), *((run.num_sequences, run.chunks, run.work) for run in runs)]
     return PlannedSequences(*np.array(rows, dtype=np.int64).T)
 

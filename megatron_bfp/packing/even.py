@@ -94,6 +94,14 @@ def plan_even_runs(remainders: np.ndarray, seq_length: int, max_documents_per_se
     return with_moves_of(plan.dealing, plan.runs)
 
 
+def plan(
+    remainders: np.ndarray, seq_length: int, max_documents_per_sequence: int | None = None, even: bool = False
+) -> list[Run]:
+    """The plan of a packing: ``plan_even_runs`` if it is to be even, else ``plan_runs``."""
+    planner = plan_even_runs if even else plan_runs
+    return planner(remainders, seq_length, max_documents_per_sequence)
+
+
 class Planner:
     """Tries rules on the chunks of a corpus."""
 

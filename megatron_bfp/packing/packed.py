@@ -11,9 +11,9 @@ import numpy as np
 
 from ..arguments import checked_cap, checked_flag, checked_seq_length
 from ..errors import OptionError
-from .best_fit import count_sequences, plan_runs
+from .best_fit import count_sequences
 from .census import Census, take_census
-from .even import plan_even_runs
+from .even import plan
 from .placing import place_documents, sort_documents
 from .table import SequenceTable, id_dtype, run_rows
 
@@ -114,7 +114,7 @@ def pack(lengths: Any, seq_length: int, max_documents_per_sequence: int | None =
     if lengths.ndim != 1 or lengths.dtype.kind not in "iu":
         raise OptionError(f"lengths must be a 1-d array of integers, got {lengths.dtype} {list(lengths.shape)}")
     census = take_census(lengths, seq_length)
-    runs = (plan_even_runs if even else plan_runs)(census.remainders, seq_length, cap)
+    runs = plan(census.remainders, seq_length, cap, even)
     sorted_ids = sort_documents(lengths, census.remainders, id_dtype(len(lengths)))
     document_ids, end = np.empty_like(sorted_ids), 0
     for piece in place_documents(runs, sorted_ids):

@@ -18,9 +18,9 @@ from ..console import tell
 from ..errors import OptionError, SequenceIndexError
 from ..files import has_ended, locked_directory, process_label, sync_file
 from ..indexed_dataset.reader import IndexedDataset
-from ..packing.best_fit import Run, count_sequences, plan_runs
+from ..packing.best_fit import Run, count_sequences
 from ..packing.census import Census, take_census
-from ..packing.even import plan_even_runs
+from ..packing.even import plan
 from ..packing.placing import place_documents, sort_documents
 from ..packing.table import id_dtype, run_rows
 from ..progress import Progress, without_progress
@@ -218,8 +218,7 @@ def _write(dataset: IndexedDataset, key: IndexKey, directory: str, progress: Pro
 
 def planned_runs(key: IndexKey, census: Census) -> list[Run]:
     """The plan of an index: the same for the same key and census, wherever and whenever it is made."""
-    plan = plan_even_runs if key.even_sequences else plan_runs
-    return plan(census.remainders, key.seq_length, key.max_documents_per_sequence)
+    return plan(census.remainders, key.seq_length, key.max_documents_per_sequence, key.even_sequences)
 
 
 def _remove_leftovers(directory: str) -> None:

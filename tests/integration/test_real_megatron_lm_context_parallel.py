@@ -5,7 +5,7 @@ MEGATRON_LM_PATH=CHECKOUT bash tests/run.sh --integration
 
 import pytest
 from helpers.launching import make_corpus
-from helpers.real_megatron.lm import NEEDS_CHECKOUT, ON_CPU, losses, train
+from helpers.real_megatron.lm import NEEDS_CHECKOUT, losses, train
 
 pytestmark = [pytest.mark.integration, NEEDS_CHECKOUT]
 LAYOUTS = {
@@ -47,9 +47,11 @@ def test_losses_are_those_of_one_rank(checkout, corpus, of_one_rank, layout, mic
     assert "rotary positions run on through the sequence" in output
 
 
-def test_losses_without_per_token_loss(checkout, corpus):
+def test_losses_without_per_token_loss(checkout, corpus, of_one_rank):
     """Each target counts the same inside a micro-batch, whatever rank holds it."""
-    script = [ON_CPU / "watched.py", "no per-token loss", checkout / "pretrain_gpt.py", "--data-impl", "bfp"]
-    one, _ = train(checkout, corpus, script)
-    two, _ = train(checkout, corpus, script, "--context-parallel-size", 2, ranks=2)
+    script = ["-m", "megatron_bfp", checkout / "pretrain_gpt.py", "--data-impl", "bfp"]
+    left_out = {"without": ("--calculate-per-token-loss",)}
+    one, _ = train(checkout, corpus, script, **left_out)
+    two, _ = train(checkout, corpus, script, "--context-parallel-size", 2, ranks=2, **left_out)
     assert losses(two) == pytest.approx(losses(one), abs=1e-5)
+    assert losses(one) != of_one_rank[2]  # the control: a mean of means is another loss

@@ -1,5 +1,6 @@
 """Which modules of Megatron-LM are changed for ``--data-impl bfp``, and how."""
 
+import functools
 import inspect
 import sys
 from collections.abc import Callable
@@ -89,15 +90,16 @@ def _change_loss(module: ModuleType) -> None:
 
 def _wrap(owner: Any, name: str, parameter: str, make: Callable) -> None:
     """Replace a function that other versions of megatron-core, and Megatron-DeepSpeed's modules of the same names, lack
-    or have in another form. They go on without; what then cannot be is refused in the first step.
+    or have in another form. They go on without: attention then stops a run with context parallelism, which needs
+    boundaries by rows.
 
     Args:
         parameter: the one that the replacement looks at.
-        make: gets the original and what gives Megatron-LM's options.
+        make: gets the original and what gives Megatron-LM's options; these are checked once, not in every step.
     """
     function = getattr(owner, name, None)
     if callable(function) and parameter in inspect.signature(function).parameters:
-        setattr(owner, name, make(function, options.parsed_options))
+        setattr(owner, name, make(function, functools.cache(options.parsed_options)))
 
 
 def _take_off_data_impl(_: ModuleType) -> None:

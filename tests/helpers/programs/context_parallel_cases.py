@@ -6,7 +6,6 @@ Each rank computes every case alone and split, and prints what differs as a line
 """
 
 import json
-import multiprocessing
 import sys
 from pathlib import Path
 
@@ -15,6 +14,8 @@ from torch import distributed
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
+from forked_ranks import run_forked
+
 from megatron_bfp.attention.boundaries import Boundaries
 from megatron_bfp.attention.context_parallel import Shards, gather, ulysses
 from megatron_bfp.attention.kernels import sdpa_per_document
@@ -22,6 +23,7 @@ from megatron_bfp.attention.kernels import sdpa_per_document
 WAYS = {"ulysses": ulysses, "gather": gather}
 HEAD_GROUPS = [(8, 8), (8, 4), (8, 2), (8, 1), (4, 4), (12, 3)]
 SIZE = 8
+CASES = 24
 
 
 def random_offsets(generator: torch.Generator, row_length: int, number: int, num_ranks: int) -> list[int]:
@@ -85,24 +87,14 @@ def differences(number: int, num_ranks: int, rank: int, group: distributed.Proce
     return results
 
 
-def run_rank(rank: int, num_ranks: int, folder: str, cases: int) -> None:
+def run_rank(rank: int, num_ranks: int, folder: str) -> None:
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=num_ranks)
     group = distributed.group.WORLD
-    results = [result for number in range(cases) for result in differences(number, num_ranks, rank, group)]
+    results = [result for number in range(CASES) for result in differences(number, num_ranks, rank, group)]
     Path(folder, f"{rank}.json").write_text(json.dumps(results))
     distributed.destroy_process_group()
 
 
-def main(num_ranks: int, folder: str, cases: int = 24) -> None:
-    context = multiprocessing.get_context("fork")
-    ranks = [context.Process(target=run_rank, args=(rank, num_ranks, folder, cases)) for rank in range(num_ranks)]
-    for rank in ranks:
-        rank.start()
-    for rank in ranks:
-        rank.join()
-    sys.exit(max(abs(rank.exitcode) for rank in ranks))
-
-
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])
+    run_forked(run_rank, int(sys.argv[1]), sys.argv[2])

@@ -6,7 +6,6 @@ Each rank computes every case alone and split, and writes what differs as JSON.
 """
 
 import json
-import multiprocessing
 import sys
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from torch import distributed
 ROOT = Path(__file__).resolve().parents[3]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "examples")]
 
+from forked_ranks import run_forked
 from helpers.megatron_helpers import initialize_megatron, model_options
 from trainer.model import build_model
 
@@ -118,15 +118,5 @@ def run_rank(rank, num_ranks, folder):
     distributed.destroy_process_group()
 
 
-def main(num_ranks, folder):
-    context = multiprocessing.get_context("fork")
-    ranks = [context.Process(target=run_rank, args=(rank, num_ranks, folder)) for rank in range(num_ranks)]
-    for rank in ranks:
-        rank.start()
-    for rank in ranks:
-        rank.join()
-    sys.exit(max(abs(rank.exitcode) for rank in ranks))
-
-
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])
+    run_forked(run_rank, int(sys.argv[1]), sys.argv[2])

@@ -73,11 +73,12 @@ def launch(checkout, corpus, script, *options, ranks=1, data="data_text_document
 
 
 def left(options, without):
-    """Options, as words, without some that have one value each."""
+    """Options, as words, without some, which have one value or none."""
     words = options.split()
     for option in without:
         at = words.index(option)
-        del words[at : at + 2]
+        has_value = not words[at + 1].startswith("--")
+        del words[at : at + 1 + has_value]
     return words
 
 
