@@ -67,7 +67,10 @@ print(f"Python {sys.version.split()[0]}, numpy {numpy.__version__}, torch {torch
 [ -z "$only_install" ] || exit 0
 
 parallel=()
+unset PYTHONDONTWRITEBYTECODE # tests start some hundred processes, and each would compile our modules again
 if [ -n "$in_parallel" ]; then
+    # Nothing is compiled on a CPU, and importing torch's compiler takes each rank a second. The slow tests import it
+    export TORCHDYNAMO_DISABLE=1
     cores=$(nproc)
     parallel=(-n "$((cores < 8 ? cores + 1 : 8))" --dist loadscope --no-loadscope-reorder)
     free=$(df --output=avail -B1G /dev/shm 2>/dev/null | tail -n 1 || true)
