@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from trainer.arguments import blend, flag, parse_arguments
-from trainer.config import TrainerConfig, key_value_heads, not_negative
+from trainer.arguments import blend, parse_arguments
+from trainer.config import TrainerConfig, flag, key_value_heads, not_negative
 
 from megatron_bfp.arguments import checked_cap, checked_count
 from megatron_bfp.commands.shared import Parser

@@ -6,6 +6,7 @@ Imports no torch: ``--help`` and wrong options are answered at once.
 import argparse
 import dataclasses
 import os
+import sys
 from collections.abc import Sequence
 from types import NoneType
 from typing import Any, get_args, get_type_hints
@@ -15,8 +16,10 @@ from megatron_bfp.commands.shared import Parser
 from megatron_bfp.errors import OptionError
 from megatron_bfp.sequence_index.key import split_fractions
 
-from .config import GROUPS, TrainerConfig, key_value_heads
+from .config import GROUPS, TrainerConfig, flag, flags_of, key_value_heads
+from .config_file import config_text, read_config
 
+NAME = "pretrain_gpt"
 METAVARS = {int: "N", float: "X"}
 NEED_SAVE = ("save_interval", "keep_last", "exit_interval", "exit_duration_in_mins", "exit_signal_handler")
 
@@ -27,23 +30,49 @@ def parse_arguments(argv: Sequence[str] | None = None) -> TrainerConfig:
     Args:
         argv: the options, by default those of this process.
 
+    With ``--print-config`` the configuration is printed, and the process ends.
+
     Raises:
         OptionError: an option is unknown, missing, or has a value that cannot be used.
+        InputError: the file of ``--config`` cannot be read.
     """
+    words = list(sys.argv[1:] if argv is None else argv)
+    of_file = Parser(prog=NAME, add_help=False, allow_abbrev=False)
+    _add_file_options(of_file)
+    given, _ = of_file.parse_known_args(words)
+    if given.config:
+        words = [*read_config(given.config), *words]
     parser = Parser(
-        prog="pretrain_gpt",
+        prog=NAME,
         description="Pre-train a GPT model (LLaMA architecture) on packed documents. Options have Megatron's names.",
         formatter_class=Help,
     )
+    _add_file_options(parser.add_argument_group("all options in a file"))
     for title, options in GROUPS.items():
         group = parser.add_argument_group(title)
         types = get_type_hints(options)
         for field in dataclasses.fields(options):
-            group.add_argument(*_flags(field), **_settings(field, types[field.name]))
-    values = vars(parser.parse_args(argv))
+            group.add_argument(*flags_of(field), **_settings(field, types[field.name]))
+    values = vars(parser.parse_args(words))
+    del values["config"], values["print_config"]
     config = TrainerConfig(**values | {"data_path": tuple(values["data_path"])})
     _check(config)
+    if given.print_config:
+        sys.stdout.write(config_text(config))
+        sys.exit(0)
     return config
+
+
+def _add_file_options(parser: Any) -> None:
+    """Declare the options that are no part of a configuration."""
+    parser.add_argument(
+        "--config",
+        metavar="FILE",
+        help="TOML file of options, with underscores in their names; those of the command line win (default: none)",
+    )
+    parser.add_argument(
+        "--print-config", action="store_true", help="print such a file with all options of this run, and exit"
+    )
 
 
 class Help(argparse.ArgumentDefaultsHelpFormatter):
@@ -57,15 +86,6 @@ class Help(argparse.ArgumentDefaultsHelpFormatter):
         if action.default is None or action.nargs == 0:
             return action.help
         return super()._get_help_string(action)
-
-
-def flag(name: str) -> str:
-    """The usual flag of a field: ``--num-layers`` for num_layers."""
-    return f"--{name.replace('_', '-')}"
-
-
-def _flags(field: dataclasses.Field) -> Sequence[str]:
-    return field.metadata["flags"] or (flag(field.name),)
 
 
 def _settings(field: dataclasses.Field, kind: Any) -> dict[str, Any]:

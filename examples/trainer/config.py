@@ -9,7 +9,7 @@ Imports no torch: wrong options are reported before it is loaded, and preflight 
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import MISSING, dataclass, field
+from dataclasses import MISSING, Field, dataclass, field
 from typing import Any
 
 from megatron_bfp.arguments import checked_count
@@ -259,6 +259,16 @@ GROUPS = {
     "log and evaluation": LogOptions,
 }
 """Titles of the groups in ``--help``, in its order."""
+
+
+def flag(name: str) -> str:
+    """The usual flag of a field: ``--num-layers`` for num_layers."""
+    return f"--{name.replace('_', '-')}"
+
+
+def flags_of(field: Field) -> Sequence[str]:
+    """All flags of a field."""
+    return field.metadata["flags"] or (flag(field.name),)
 
 
 def key_value_heads(config: ModelOptions) -> int:

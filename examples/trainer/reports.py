@@ -10,8 +10,7 @@ from typing import Any, NoReturn
 import torch
 from torch import distributed
 
-from .arguments import flag
-from .config import TrainerConfig
+from .config import TrainerConfig, flag
 from .data import origin_of
 from .evaluation import Evaluation
 from .log import Log, RankSeconds, TrainingStopped, Work, model_flops, peak_flops

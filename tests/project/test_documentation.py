@@ -22,7 +22,7 @@ from megatron_bfp.indexed_dataset.writer import IndexedDatasetWriter
 PAGES = ("README.md", "examples/README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))))
 SITE = ROOT / "mkdocs.yml"
 EOD = "<|endoftext|>"
-RUN, SHOWN = ("bash", "python"), ("text", "diff", "bibtex")
+RUN, SHOWN = ("bash", "python"), ("text", "diff", "bibtex", "toml")
 NOT_RUN = re.compile(r"<!-- not run: (.+) -->")
 PATH = re.compile(r"(?<![\w/.-])(?:(?:examples|tests|benchmarks)/[\w/*]+\.(?:py|sh)|tools/\w+_bfp\.py)")
 LINK = re.compile(r"\]\((?!https?://)([^)\s]+)\)")
@@ -153,6 +153,10 @@ def test_fault_C13_the_trainer_takes_the_options_that_are_shown():
     (shown,) = [snippet for snippet in all_snippets() if snippet.text.startswith("deepspeed examples/pretrain_gpt.py")]
     options = arguments.parse_arguments(shlex.split(shown.text.replace("\\\n", " "))[2:])
     assert list(options.data_path) == ["0.3", "A_text_document", "0.7", "B_text_document"] and options.bf16
+    from trainer.config_file import config_text
+
+    (in_a_file,) = all_snippets("toml")
+    assert set(in_a_file.text.splitlines()) <= set(config_text(options).splitlines())
 
 
 def test_fault_C13_files_that_the_pages_name_are_there():

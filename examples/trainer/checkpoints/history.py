@@ -23,8 +23,8 @@ from megatron_bfp.indexed_dataset.reader import IndexedDataset
 from megatron_bfp.sequence_index.fingerprints import sampled_fingerprint
 from megatron_bfp.sequence_index.key import split_fractions
 
-from ..arguments import blend, flag
-from ..config import TrainerConfig, key_value_heads
+from ..arguments import blend
+from ..config import TrainerConfig, flag, key_value_heads
 from ..data import origin_of
 
 ORDER_SAMPLES = 16

@@ -15,8 +15,7 @@ from torch import distributed
 
 from megatron_bfp.errors import InputError, OptionError
 
-from ..arguments import flag
-from ..config import TrainerConfig
+from ..config import TrainerConfig, flag
 from ..ranks import log, on_first_rank, replicas
 from .folder import COMPLETE, Checkpoint, SavedRun, latest_checkpoint, reading
 from .history import OVERRIDE, DataHistory, changed_blocks, differences
