@@ -21,7 +21,14 @@ from .config_file import config_text, read_config
 
 NAME = "pretrain_gpt"
 METAVARS = {int: "N", float: "X"}
-NEED_SAVE = ("save_interval", "keep_last", "exit_interval", "exit_duration_in_mins", "exit_signal_handler")
+NEED_SAVE = (
+    "save_interval",
+    "keep_last",
+    "save_retain_interval",
+    "exit_interval",
+    "exit_duration_in_mins",
+    "exit_signal_handler",
+)
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> TrainerConfig:

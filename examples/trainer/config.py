@@ -205,7 +205,15 @@ class CheckpointOptions:
         "steps between checkpoints (default: only at the end)", None, check=checked_count
     )
     keep_last: int | None = option(
-        "after each save, remove all but this many complete checkpoints (default: keep all)", None, check=checked_count
+        "after each save, remove all but this many complete checkpoints (default: keep all, or with "
+        "--save-retain-interval 1)",
+        None,
+        check=checked_count,
+    )
+    save_retain_interval: int | None = option(
+        "never remove checkpoints of steps divisible by this (default: none)",
+        None,
+        check=checked_count,
     )
     override_checkpoint_args: bool = option(
         "resume even if options of data or model differ from the checkpoint's; some samples may then be seen twice and "

@@ -82,11 +82,16 @@ def on_each_node(work: Callable[[], None]) -> None:
             work()
         except BFPError as error:
             problem = f"{error} (node {socket.gethostname()})"
-    problems: list[str | None] = [None] * distributed.get_world_size()
-    distributed.all_gather_object(problems, problem, group=_patient_group())
-    for problem in problems:
+    for problem in of_all_ranks(problem):
         if problem is not None:
             raise OptionError(problem)
+
+
+def of_all_ranks(value: Any) -> list[Any]:
+    """What each rank gives, which must be picklable. Call it on all ranks."""
+    values: list[Any] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(values, value, group=_patient_group())
+    return values
 
 
 def check_shared(folder: str) -> None:
@@ -96,9 +101,8 @@ def check_shared(folder: str) -> None:
         OptionError: one does not.
     """
     path = on_first_rank(lambda: _make_mark(folder))
-    sees: list[Any] = [None] * distributed.get_world_size()
     try:
-        distributed.all_gather_object(sees, (os.path.exists(path), socket.gethostname()), group=_patient_group())
+        sees = of_all_ranks((os.path.exists(path), socket.gethostname()))
     finally:
         if distributed.get_rank() == 0:
             os.remove(path)

@@ -29,7 +29,7 @@ from .arguments import parse_arguments
 from .checkpoints.history import DataHistory, describe_run
 from .checkpoints.loading import continue_history, convert_for_ranks, find_checkpoint, load_checkpoint
 from .checkpoints.save_folder import check_save
-from .checkpoints.saving import save_checkpoint, smallest_of
+from .checkpoints.saving import NotSaved, save_checkpoint, smallest_of
 from .config import TrainerConfig
 from .data import (
     EvaluationSampler,
@@ -185,7 +185,9 @@ def train(
         last = iteration == config.train_iters
         due = config.save_interval and iteration % config.save_interval == 0
         if config.save and (due or stop or last):
-            save_checkpoint(engine, config, iteration, history)
+            reason = save_checkpoint(engine, config, iteration, history)
+            if reason and (stop or last):
+                raise NotSaved(f"--save {config.save}: the last iteration, {iteration}, could not be saved: {reason}")
             stopped_by = stopped_by or request.agreed()[0]  # a signal during the checkpoint, which is saved now
             meter.restart()
         if config.eval_interval and (last or not stopped_by and iteration % config.eval_interval == 0):

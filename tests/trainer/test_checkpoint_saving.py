@@ -80,6 +80,18 @@ def test_older_checkpoints_go_after_the_new_one_is_there_and_their_mark_goes_fir
     assert [name for name in os.listdir(folder) if name.startswith("iter_")] == ["iter_0000002"]
 
 
+@pytest.mark.parametrize(
+    "keep_last, retained, expected",
+    [(None, None, "123456"), (2, None, "56"), (None, 2, "246"), (2, 2, "2456"), (2, 3, "356"), (1, 4, "46")],
+)
+def test_checkpoints_of_the_interval_stay_beside_the_last(saved, keep_last, retained, expected):
+    trainer, folder = saved
+    trainer.config = dataclasses.replace(trainer.config, keep_last=keep_last, save_retain_interval=retained)
+    for iteration in range(1, 7):
+        save(trainer, iteration)
+    assert "".join(sorted(name[-1] for name in os.listdir(folder) if name.startswith("iter_"))) == expected
+
+
 def test_what_another_number_of_ranks_has_left_is_gone_when_a_checkpoint_is_saved_again(saved):
     trainer, folder = saved
     path = folder / "iter_0000001"

@@ -1,4 +1,7 @@
-"""Saving a checkpoint: its files are on disk before ``complete.json``, and that before older checkpoints go."""
+"""Saving a checkpoint: its files are on disk before ``complete.json``, and that before older checkpoints go.
+
+One that cannot be written is removed, and the older ones stay.
+"""
 
 import contextlib
 import dataclasses
@@ -13,11 +16,12 @@ from deepspeed.checkpoint import constants
 from megatron.core import parallel_state
 from torch import distributed
 
-from megatron_bfp.errors import InputError
+from megatron_bfp.errors import BFPError, InputError
 from megatron_bfp.files import sync_file, write_whole
 
 from ..config import TrainerConfig, key_value_heads
-from ..ranks import log, replicas, timestamp
+from ..ranks import log, on_first_rank, replicas, timestamp
+from .failed_writes import FailedWrites, bytes_of, lack_of_room
 from .folder import COMPLETE, SavedRun, checkpoint_names, open_checkpoint, remove_checkpoint, removing
 from .history import DataHistory
 from .save_folder import smallest_checkpoint
@@ -31,27 +35,63 @@ def smallest_of(config: TrainerConfig, vocab_size: int) -> int:
     return smallest_checkpoint(config.num_layers * layer + 2 * vocab_size * hidden)
 
 
-def save_checkpoint(engine: Any, config: TrainerConfig, iteration: int, history: DataHistory) -> None:
+class NotSaved(BFPError):
+    """A checkpoint that the run must not end without cannot be written."""
+
+    on_every_rank = True
+
+
+def save_checkpoint(engine: Any, config: TrainerConfig, iteration: int, history: DataHistory) -> str | None:
     """Save everything a run needs to resume exactly, then remove checkpoints beyond ``--keep-last``. Call it on all
-    ranks."""
+    ranks.
+
+    Returns:
+        Why it could not be saved; None if it was. What was written of it is removed then.
+    """
     start = time.monotonic()
-    name = f"iter_{iteration:07d}"
-    path = os.path.join(config.save, name)
-    if distributed.get_rank() == 0:
-        remove_checkpoint(path)  # files of another number of ranks would mix with ours
-    distributed.barrier()
-    state = {constants.UNIVERSAL_CHECKPOINT_INFO: _tensor_parallel_layout(engine.module)}
-    engine.save_checkpoint(config.save, tag=name, client_state=state, save_latest=False)
-    distributed.barrier()  # all ranks have written
-    if os.environ.get("LOCAL_RANK", "0") == "0":  # each node has its own files to bring to disk
-        _sync(path)
-    distributed.barrier()
-    if distributed.get_rank() == 0:
-        _complete(path, _saved_run(engine, config, iteration, history))
-        if config.keep_last:
-            _remove_older(config.save, iteration, config.keep_last)
+    path = os.path.join(config.save, f"iter_{iteration:07d}")
+    reason = on_first_rank(lambda: _make_room(path))
+    if reason is None:
+        reason = _save(engine, config, iteration, history, path)
+        if reason is not None and distributed.get_rank() == 0:
+            remove_checkpoint(path)
+    if reason is not None:
+        log(f"{path} could not be saved: {reason} | {timestamp()}")
+        return reason
+    if distributed.get_rank() == 0 and (config.keep_last or config.save_retain_interval):
+        _remove_older(config, iteration)
     distributed.barrier()  # a rank that ended before could make its launcher kill rank 0
     log(f"saved {path} in {time.monotonic() - start:.1f} s | {timestamp()}")
+    return None
+
+
+def _make_room(path: str) -> str | None:
+    """Remove what is in the way of a checkpoint, and say what room is missing for it."""
+    remove_checkpoint(path)  # files of another number of ranks would mix with ours
+    folder = os.path.dirname(path)
+    names = checkpoint_names(folder)
+    complete = [name for name in names.values() if os.path.isfile(os.path.join(folder, name, COMPLETE))]
+    return lack_of_room(folder, bytes_of(os.path.join(folder, max(complete)))) if complete else None
+
+
+def _save(engine: Any, config: TrainerConfig, iteration: int, history: DataHistory, path: str) -> str | None:
+    """Write a checkpoint and complete it; returns the first failure of any rank."""
+    failed = FailedWrites()
+    state = {constants.UNIVERSAL_CHECKPOINT_INFO: _tensor_parallel_layout(engine.module)}
+    with failed.noted_in(engine):
+        engine.save_checkpoint(config.save, tag=os.path.basename(path), client_state=state, save_latest=False)
+    reason = failed.of_any_rank()  # all ranks have written
+    if reason is None:
+        with failed.noted():
+            if os.environ.get("LOCAL_RANK", "0") == "0":  # each node has its own files to bring to disk
+                _sync(path)
+        reason = failed.of_any_rank()
+    if reason is None:
+        with failed.noted():
+            if distributed.get_rank() == 0:
+                _complete(path, _saved_run(engine, config, iteration, history))
+        reason = failed.of_any_rank()
+    return reason
 
 
 def _saved_run(engine: Any, config: TrainerConfig, iteration: int, history: DataHistory) -> SavedRun:
@@ -78,14 +118,17 @@ def _complete(path: str, saved: SavedRun) -> None:
     sync_file(folder)
 
 
-def _remove_older(folder: str, iteration: int, number: int) -> None:
-    """Remove complete checkpoints before ``iteration``, so that ``number`` are left with it. One that another process
-    reads stays until the next time."""
-    names, complete = checkpoint_names(folder), []
+def _remove_older(config: TrainerConfig, iteration: int) -> None:
+    """Remove complete checkpoints before ``iteration``, so that ``--keep-last`` are left with it, and those that
+    ``--save-retain-interval`` keeps. One that another process reads stays until the next time."""
+    number, retained = config.keep_last or 1, config.save_retain_interval
+    names, complete = checkpoint_names(config.save), []
     for older in sorted(other for other in names if other < iteration):
         with contextlib.suppress(InputError):
-            complete.append(open_checkpoint(os.path.join(folder, names[older])).path)
-    for path in complete[: max(0, len(complete) - (number - 1))]:
+            complete.append((older, open_checkpoint(os.path.join(config.save, names[older])).path))
+    for older, path in complete[: max(0, len(complete) - (number - 1))]:
+        if retained and older % retained == 0:
+            continue
         with removing(path) as is_free:
             if not is_free:
                 log(f"kept {path}, which another process reads")

@@ -1,0 +1,129 @@
+"""A checkpoint that cannot be written: the run goes on, the checkpoint before it stays, and the next one works."""
+
+import errno
+import os
+import shutil
+import subprocess
+from collections import namedtuple
+
+import pytest
+
+pytest.importorskip("deepspeed")
+
+from helpers.launching import launch as launch_ranks
+from helpers.launching import make_corpus
+from helpers.launching import steps as steps_of
+from helpers.trainer_in_process import alone, run_trainer
+from helpers.trainer_parts import Trainer
+from trainer.checkpoints import failed_writes, saving
+from trainer.checkpoints.failed_writes import FailedWrites
+
+EVERY_STEP = ("--save-interval", 1)
+
+
+def checkpoints(folder):
+    return sorted(name for name in os.listdir(folder) if name.startswith("iter_"))
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 4 MB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(command, capture_output=True).returncode != 0:
+        pytest.skip("mounting a file system is allowed to root alone, and not everywhere")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def fill(disk, free):
+    """Leave so many bytes of a disk."""
+    (disk / "filling").write_bytes(bytes(shutil.disk_usage(disk).free - free))
+
+
+@pytest.fixture
+def failing(monkeypatch):
+    """Lets something fail in one checkpoint, by its iteration."""
+
+    def fail(owner, name, iteration):
+        original = getattr(owner, name)
+
+        def failed(path, *rest):
+            if os.path.basename(path) == f"iter_{iteration:07d}":
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return original(path, *rest)
+
+        monkeypatch.setattr(owner, name, failed)
+
+    return fail
+
+
+@pytest.mark.parametrize("name", ["_sync", "_complete"])
+def test_the_run_goes_on_and_the_checkpoint_before_stays(prefix, tmp_path, failing, name):
+    failing(saving, name, 3)
+    status, output = run_trainer(prefix, "--save", tmp_path, *EVERY_STEP, "--keep-last", 1)
+    assert status == 0 and "iteration 4/4" in output
+    assert f"{tmp_path}/iter_0000003 could not be saved: No space left on device (node " in output
+    removals = [line for line in output.splitlines() if line.startswith("removed ")]
+    assert [line.split()[1][-1] for line in removals] == ["1", "2"]  # the second when the fourth was there
+    assert checkpoints(tmp_path) == ["iter_0000004"]
+
+
+@pytest.mark.parametrize("exit_interval", [None, 4])
+def test_a_run_does_not_end_without_its_last_checkpoint(prefix, tmp_path, failing, exit_interval):
+    failing(saving, "_sync", 4)
+    options = ("--exit-interval", exit_interval, "--train-iters", 6) if exit_interval else ()
+    with pytest.raises(saving.NotSaved, match="the last iteration, 4, could not be saved: No space left on device"):
+        run_trainer(prefix, "--save", tmp_path, *EVERY_STEP, *options)
+    assert checkpoints(tmp_path) == ["iter_0000001", "iter_0000002", "iter_0000003"]
+
+
+def test_nothing_is_written_where_the_last_checkpoint_would_not_fit(prefix, tmp_path, monkeypatch):
+    usage = namedtuple("usage", "total free")
+
+    def disk_usage(folder):
+        return usage(10**12, 0 if "iter_0000002" in checkpoints(folder) else 10**11)
+
+    monkeypatch.setattr(failed_writes.shutil, "disk_usage", disk_usage)
+    written = []
+    original = saving._save
+    monkeypatch.setattr(saving, "_save", lambda *arguments: written.append(arguments[-1]) or original(*arguments))
+    with pytest.raises(saving.NotSaved, match="0.0 GB are free, a checkpoint takes 0.0 GB"):
+        run_trainer(prefix, "--save", tmp_path, *EVERY_STEP)
+    assert [path[-1] for path in written] == ["1", "2"]
+
+
+@pytest.mark.parametrize("serialization", [True, False])
+def test_the_errors_of_torch_s_writers_are_noted_and_others_are_not(prefix, small_disk, tmp_path, serialization):
+    with alone():
+        trainer = Trainer(prefix, "--save", tmp_path)
+        trainer.engine.checkpoint_engine.zipfile_serialization = serialization
+        fill(small_disk, 10_000)
+        failed = FailedWrites()
+        with failed.noted_in(trainer.engine):
+            trainer.engine.checkpoint_engine.save({"weights": trainer.weights()}, str(small_disk / "file"))
+        assert failed.of_any_rank()
+        with pytest.raises(RuntimeError, match="an accident"), failed.noted():
+            raise RuntimeError("an accident")
+        with pytest.raises(RuntimeError):  # the control: without it the error is raised, as DeepSpeed raises it
+            trainer.engine.checkpoint_engine.save({"weights": trainer.weights()}, str(small_disk / "file"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("zero_stage", [1, 3])
+def test_a_disk_that_fills_while_two_ranks_write_ends_neither(tmp_path, small_disk, zero_stage):
+    corpus = make_corpus(tmp_path)
+    options = ("--zero-stage", zero_stage, "--save", small_disk, "--load", small_disk)
+    status, output = launch_ranks(corpus, *options, train_iters=1)
+    assert status == 0 and checkpoints(small_disk) == ["iter_0000001"], output[-3000:]
+    size = failed_writes.bytes_of(small_disk / "iter_0000001")
+    shutil.rmtree(small_disk / "iter_0000001")
+    fill(small_disk, size - 20_000)  # the start asks for less, as it cannot know all that DeepSpeed adds
+    status, output = launch_ranks(corpus, *options, "--save-interval", 2, train_iters=3)
+    assert status == 2 and "the last iteration, 3, could not be saved: " in output, output[-3000:]
+    assert list(steps_of(output)) == [1, 2, 3] and "iter_0000002 could not be saved: " in output
+    assert checkpoints(small_disk) == []
+    (small_disk / "filling").unlink()
+    status, output = launch_ranks(corpus, *options, train_iters=3)
+    assert status == 0 and checkpoints(small_disk) == ["iter_0000003"], output[-3000:]
