@@ -7,7 +7,7 @@ WHAT is one of
     datasets    build the datasets, print what they are and end
     without=F   leave out the hook that changes function F
     lose=R      call the model on rank R without boundaries
-    accept=A    refuse options as always, but not attribute A of the parsed ones; A=cuda_graphs for CUDA graphs
+    accept=O    refuse options as always, but not --O
 """
 
 import hashlib
@@ -30,9 +30,7 @@ if what.startswith("without="):
     replace = changes.replace
     changes.replace = lambda owner, name, *rest: name == what[8:] or replace(owner, name, *rest)
 if what.startswith("accept="):
-    options.REFUSED.pop(what[7:], None)
-    if what == "accept=cuda_graphs":
-        options.refuse_captured_attention = lambda args: None
+    options.OPTIONS = tuple(row for row in options.OPTIONS if f"--{what[7:]}" not in row.options)
 megatron_bfp.install()
 
 import torch
