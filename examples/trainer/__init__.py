@@ -1,6 +1,7 @@
 """The example trainer: GPT on megatron-core and DeepSpeed.
 
-    config, arguments       the options of a run, and its command line
+    config, config_file,    the options of a run, in a file
+    arguments               and on the command line
     process, lifeline       how a rank starts and ends, and how ranks end together
     ranks                   what ranks do together
     data, baseline          from datasets on disk to micro-batches
@@ -8,6 +9,7 @@
     checkpoints/            saving, resuming, converting
     evaluation              the loss of micro-batches and of whole splits
     log, reports            what the run writes, and when it stops
+    profile                 where the time of some steps goes
 
 ``training.main`` puts them together.
 """

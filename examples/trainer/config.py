@@ -61,6 +61,18 @@ def below_one(flag: str, value: float) -> None:
         raise OptionError(f"{flag} must be at least 0 and below 1, got {value}")
 
 
+def profiled_steps(text: str) -> tuple[int, int]:
+    """The first and the last step that ``--profile-steps`` names.
+
+    Raises:
+        OptionError: it is not A:B.
+    """
+    parts = text.split(":")
+    if len(parts) != 2 or not all(part.isdecimal() for part in parts) or not 1 <= int(parts[0]) <= int(parts[1]):
+        raise OptionError(f"--profile-steps {text}: give the first and the last step as A:B, such as 11:12")
+    return int(parts[0]), int(parts[1])
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
     """The model: LLaMA's architecture."""
@@ -237,6 +249,13 @@ class LogOptions:
     eval_iters: int | None = option(
         "global batches per evaluation (default: the whole split)", None, check=checked_count
     )
+    profile_steps: str | None = option(
+        "profile rank 0 from step A to step B (default: none)",
+        None,
+        metavar="A:B",
+        check=lambda _, steps: profiled_steps(steps),
+    )
+    profile_dir: str = option("folder for the trace of --profile-steps", "profile", metavar="FOLDER")
     loss_spike_factor: float = option(
         "stop at a loss above this times the mean of the losses before it; 0: never", 3.0, check=not_negative
     )

@@ -53,6 +53,7 @@ from .evaluation import Evaluation, evaluate, summed_loss
 from .log import ComputeClock, Log, RankSeconds, SpikeDetector, Work
 from .model import attention_kernel
 from .process import complete_environment, run_rank
+from .profile import StepProfile
 from .ranks import StopRequest, check_shared, log, on_each_node, on_first_rank, replicas
 from .reports import Meter, StepResult, open_logs, report_evaluation, report_step, stop_training
 
@@ -107,7 +108,8 @@ def main() -> int:
     def evaluate_valid() -> Evaluation:
         return evaluate(engine, evaluation_batches(config, valid, device))
 
-    stopped_by = train(config, engine, batches, iteration, accumulation, history, evaluate_valid, files)
+    with StepProfile(config) as profile:
+        stopped_by = train(config, engine, batches, iteration, accumulation, history, evaluate_valid, files, profile)
     return 128 + stopped_by if stopped_by else 0
 
 
@@ -152,6 +154,7 @@ def train(
     history: DataHistory,
     evaluate_valid: Callable[[], Evaluation],
     files: Log,
+    profile: StepProfile,
 ) -> int:
     """Run steps until ``--train-iters``, ``--exit-interval``, ``--exit-duration-in-mins`` or a signal.
 
@@ -172,7 +175,8 @@ def train(
         lr = learning_rate(config, iteration)
         for group in engine.optimizer.param_groups:
             group["lr"] = lr
-        result = train_step(engine, [next(batches) for _ in range(accumulation)])
+        with profile.step(iteration + 1):
+            result = train_step(engine, [next(batches) for _ in range(accumulation)])
         meter.add(result.work, result.seconds)
         reason = spikes.reason(result.loss, result.grad_norm)
         if reason:
