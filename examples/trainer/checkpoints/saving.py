@@ -59,7 +59,7 @@ def save_checkpoint(engine: Any, config: TrainerConfig, iteration: int, history:
         log(f"{path} could not be saved: {reason} | {timestamp()}")
         return reason
     if distributed.get_rank() == 0 and (config.keep_last or config.save_retain_interval):
-        _remove_older(config, iteration)
+        _remove_older(config.save, iteration, config.keep_last or 1, config.save_retain_interval)
     distributed.barrier()  # a rank that ended before could make its launcher kill rank 0
     log(f"saved {path} in {time.monotonic() - start:.1f} s | {timestamp()}")
     return None
@@ -118,14 +118,13 @@ def _complete(path: str, saved: SavedRun) -> None:
     sync_file(folder)
 
 
-def _remove_older(config: TrainerConfig, iteration: int) -> None:
-    """Remove complete checkpoints before ``iteration``, so that ``--keep-last`` are left with it, and those that
-    ``--save-retain-interval`` keeps. One that another process reads stays until the next time."""
-    number, retained = config.keep_last or 1, config.save_retain_interval
-    names, complete = checkpoint_names(config.save), []
+def _remove_older(folder: str, iteration: int, number: int, retained: int | None = None) -> None:
+    """Remove complete checkpoints before ``iteration``, so that ``number`` are left with it, and those of steps
+    divisible by ``retained``. One that another process reads stays until the next time."""
+    names, complete = checkpoint_names(folder), []
     for older in sorted(other for other in names if other < iteration):
         with contextlib.suppress(InputError):
-            complete.append((older, open_checkpoint(os.path.join(config.save, names[older])).path))
+            complete.append((older, open_checkpoint(os.path.join(folder, names[older])).path))
     for older, path in complete[: max(0, len(complete) - (number - 1))]:
         if retained and older % retained == 0:
             continue
