@@ -8,6 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from helpers.context_parallel_kernels import check_kernels
 from helpers.datasets import ROOT
 
 from megatron_bfp import OptionError
@@ -67,6 +68,12 @@ def test_control_megatron_s_own_path_is_right_for_rows_of_one_document_only(resu
     for (case, is_whole), outputs in cases.items():
         assert max(outputs) <= 1e-6 if is_whole else max(outputs) > 1e-2, case
     assert any(is_whole for _, is_whole in cases) and len(cases) > 10
+
+
+@pytest.mark.slow
+def test_what_gpus_are_tested_with_runs_on_the_cpu_too(tmp_path):
+    """tests/gpu/test_gpu_context_parallel.py, with the one kernel that needs no GPU."""
+    check_kernels(tmp_path, "cpu", ["sdpa"])
 
 
 @pytest.mark.parametrize("is_zigzag", [True, False])

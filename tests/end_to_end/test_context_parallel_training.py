@@ -100,9 +100,10 @@ def test_every_layout_trains_as_one_rank(corpus, index, of_one_rank, tmp_path, l
     status, output = launch(corpus, *options, ranks=ranks, train_iters=STEPS)
     assert status == 0, output[-3000:]
     assert_alike(f"{layout}, ZeRO {zero_stage}", trained(log), of_one_rank(*model))
-    seen = "attention inside documents, as the first step showed: "
-    seen += "boundaries arrived in 2 DocumentAttention; rotary positions run on through the sequence\n"
+    seen = "as the first step showed: 2 x DocumentAttention by sdpa; rotary positions run on through the sequence\n"
     assert seen in output
+    way = "keys and values are gathered" if model else "attention heads are exchanged"
+    assert f"{options[1]} context-parallel ranks share each sequence: {way}\n" in output
     for line in log.read_text().splitlines():  # a token counts once, however many ranks share its sequence
         speed = json.loads(line)
         tokens = speed["tokens_per_second_per_device"] * speed["seconds_per_step"] * ranks

@@ -15,11 +15,9 @@ from helpers.megatron_helpers import build, config
 from megatron_bfp import BalancedDataset
 
 RANKS, MICRO_BATCHES, STEPS, SEQ_LENGTH = 4, 4, 8, 2048
-BATCH = RANKS * MICRO_BATCHES
 MODEL = ("--num-layers", 1, "--hidden-size", 64, "--ffn-hidden-size", 64, "--num-attention-heads", 32)
 """Attention takes most of the time: with heads of 2, its exponentials do."""
-SIZES = ("--seq-length", SEQ_LENGTH, "--micro-batch-size", 1, "--global-batch-size", BATCH)
-SIZES += ("--split", "1,0,0", "--zero-stage", 1)
+SIZES = ("--seq-length", SEQ_LENGTH, "--micro-batch-size", 1, "--split", "1,0,0", "--zero-stage", 1)
 
 
 @pytest.fixture(scope="module")
@@ -36,24 +34,25 @@ def prefix(tmp_path_factory):
     return write(tmp_path_factory.mktemp("data") / "data", documents).prefix
 
 
-def measured(corpus, prefix, log, *options):
-    """Slowest over mean of each step, as it was logged."""
+def measured(corpus, prefix, log, *options, ranks=RANKS):
+    """Slowest over mean of each step but the first, which warms up, as it was logged."""
     train(
         corpus,
         *("--data-path", prefix, *MODEL, *SIZES, "--json-log", log, *options),
-        ranks=RANKS,
+        ranks=ranks,
         train_iters=STEPS,
         launcher="ranks",
     )
-    return np.array([json.loads(line)["slowest_over_mean"] for line in log.read_text().splitlines()])
+    return np.array([json.loads(line)["slowest_over_mean"] for line in log.read_text().splitlines()])[1:]
 
 
-def works(prefix, balanced):
-    """float64 [steps, ranks, micro-batches], in L squared."""
-    dataset = build([STEPS * BATCH, 0, 0], config(([prefix], None), SEQ_LENGTH))[0]
-    sample_of = BalancedDataset(dataset, BATCH).sample_of if balanced else int
-    works = dataset.work_of(np.array([sample_of(slot) for slot in range(STEPS * BATCH)]))
-    return works.reshape(STEPS, MICRO_BATCHES, RANKS).transpose(0, 2, 1) / SEQ_LENGTH**2
+def works(prefix, balanced, groups):
+    """float64 [steps but the first, groups of ranks that share sequences, micro-batches], in L squared."""
+    batch = groups * MICRO_BATCHES
+    dataset = build([STEPS * batch, 0, 0], config(([prefix], None), SEQ_LENGTH))[0]
+    sample_of = BalancedDataset(dataset, batch).sample_of if balanced else int
+    works = dataset.work_of(np.array([sample_of(slot) for slot in range(STEPS * batch)]))
+    return works.reshape(STEPS, MICRO_BATCHES, groups).transpose(0, 2, 1)[1:] / SEQ_LENGTH**2
 
 
 def simulated(works, coefficient):
@@ -63,11 +62,15 @@ def simulated(works, coefficient):
 
 
 @pytest.mark.slow
-def test_ranks_wait_less_with_balanced_batches_as_simulated(corpus, prefix, tmp_path):
-    """What a work costs is fitted to the random order, so the balanced one is a prediction."""
-    plain = measured(corpus, prefix, tmp_path / "plain", "--balance-batches", 0)[1:]  # the first step warms up, too
-    balanced = measured(corpus, prefix, tmp_path / "balanced")[1:]
-    before, after = (works(prefix, is_balanced)[1:] for is_balanced in (False, True))
+@pytest.mark.parametrize("context_parallel", [1, 2])
+def test_ranks_wait_less_with_balanced_batches_as_simulated(corpus, prefix, tmp_path, context_parallel):
+    """What a work costs is fitted to the random order, so the balanced one is a prediction. Ranks that share sequences
+    and exchange heads work alike."""
+    groups = RANKS // context_parallel
+    options = ("--global-batch-size", groups * MICRO_BATCHES, "--context-parallel-size", context_parallel)
+    plain = measured(corpus, prefix, tmp_path / "plain", *options, "--balance-batches", 0)
+    balanced = measured(corpus, prefix, tmp_path / "balanced", *options)
+    before, after = (works(prefix, is_balanced, groups) for is_balanced in (False, True))
     coefficients = np.geomspace(0.1, 100, 500).tolist()
     fitted = min(coefficients, key=lambda coefficient: np.abs(simulated(before, coefficient) - plain).sum())
     expected_plain, expected = simulated(before, fitted), simulated(after, fitted)
@@ -79,3 +82,16 @@ def test_ranks_wait_less_with_balanced_batches_as_simulated(corpus, prefix, tmp_
     assert balanced.mean() == pytest.approx(expected.mean(), abs=0.05)
     assert balanced.mean() - 1 < 0.5 * (plain.mean() - 1)
     assert plain.mean() != pytest.approx(expected.mean(), abs=0.1)  # as if nothing had been balanced
+
+
+@pytest.mark.slow
+def test_ranks_that_gather_keys_wait_for_each_other(corpus, prefix, tmp_path):
+    """Two ranks that share sequences: with heads that they cannot divide, their documents need different work."""
+    options = ("--global-batch-size", 2, "--context-parallel-size", 2)
+    exchanged = measured(corpus, prefix, tmp_path / "exchanged", *options, ranks=2)
+    heads = ("--hidden-size", 62, "--num-attention-heads", 31, "--num-query-groups", 31)
+    gathered = measured(corpus, prefix, tmp_path / "gathered", *options, *heads, ranks=2)
+    print(f"heads exchanged {exchanged.mean():.3f}: {exchanged.round(3)}")
+    print(f"keys gathered {gathered.mean():.3f}: {gathered.round(3)}")
+    assert exchanged.mean() < 1.05
+    assert gathered.mean() > exchanged.mean() + 0.03
