@@ -105,7 +105,8 @@ def _gathered_per_token(options: RunOptions) -> int:
     pieces of keys together, and 2 are its own.
     """
     ranks = options.context_parallel
-    if options.num_attention_heads // options.tensor_parallel % ranks == 0:
+    can_exchange = options.num_attention_heads // options.tensor_parallel % ranks == 0
+    if ranks == 1 or can_exchange and not options.gathers_keys:
         return 0
     width = options.hidden_size * options.num_query_groups // options.num_attention_heads
     return (2 * ranks - 1) * width

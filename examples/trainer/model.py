@@ -45,6 +45,7 @@ def transformer_config(config: TrainerConfig) -> TransformerConfig:
         num_layers=config.num_layers,
         tensor_model_parallel_size=config.tensor_model_parallel_size,
         context_parallel_size=config.context_parallel_size,
+        cp_comm_type=config.cp_comm_type,
         hidden_size=config.hidden_size,
         ffn_hidden_size=config.ffn_hidden_size,
         num_attention_heads=config.num_attention_heads,

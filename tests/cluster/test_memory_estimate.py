@@ -164,6 +164,18 @@ def test_adam_s_state_follows_precision_and_zero_stage():
         assert memory.optimizer == states * num_parameters(model), words
 
 
+def test_keys_that_are_gathered_take_memory():
+    """Those of whole rows, on each rank; heads that are exchanged take a share of each."""
+
+    def activations_of(*words):
+        return estimate(model_of(read_recipe(str(TINY), words)), Layout(1, 4, 4, 1, 4, 128)).activations
+
+    alone = activations_of("--micro-batch-size", "4")
+    shared = activations_of("--micro-batch-size", "4", "--context-parallel-size", "4")
+    gathered = activations_of("--micro-batch-size", "4", "--context-parallel-size", "4", "--cp-comm-type", "all_gather")
+    assert shared == alone // 4 and 1.1 * shared < gathered < alone
+
+
 def test_a_recipe_s_vocabulary_has_a_size():
     assert vocab_size_of("1") == 1
     for text in ("0", "-1", "", "1.0", "many"):

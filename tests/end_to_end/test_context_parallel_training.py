@@ -18,6 +18,7 @@ pytestmark = pytest.mark.slow
 STEPS, TOKENS_PER_STEP = 10, 8 * 128
 SPLIT_IN_TWO = ("--context-parallel-size", 2)
 TENSORS_TOO = (*SPLIT_IN_TWO, "--tensor-model-parallel-size", 2)
+RECOMPUTED = ("--recompute-granularity", "full")
 ONE_HEAD = ("--num-attention-heads", 1, "--num-query-groups", 1)
 
 
@@ -85,8 +86,8 @@ LAYOUTS = {
     "cp 2, dp 2": (4, SPLIT_IN_TWO, ()),
     "cp 2, tp 2": (4, TENSORS_TOO, ()),
     "cp 4": (4, ("--context-parallel-size", 4), ()),
-    "cp 2, recomputed": (2, (*SPLIT_IN_TWO, "--recompute-granularity", "full"), ()),
-    "cp 2, one head: keys gathered": (2, SPLIT_IN_TWO, ONE_HEAD),
+    "cp 2, recomputed, keys gathered": (2, (*SPLIT_IN_TWO, *RECOMPUTED, "--cp-comm-type", "all_gather"), ()),
+    "cp 2, one head, keys gathered": (2, SPLIT_IN_TWO, ONE_HEAD),
 }
 CASES = [(layout, zero_stage) for layout in LAYOUTS for zero_stage in (1, 3)]
 CASES += [("cp 2, dp 2", 0), ("cp 2, dp 2", 2)]
@@ -102,7 +103,7 @@ def test_every_layout_trains_as_one_rank(corpus, index, of_one_rank, tmp_path, l
     assert_alike(f"{layout}, ZeRO {zero_stage}", trained(log), of_one_rank(*model))
     seen = "as the first step showed: 2 x DocumentAttention by sdpa; rotary positions run on through the sequence\n"
     assert seen in output
-    way = "keys and values are gathered" if model else "attention heads are exchanged"
+    way = "keys and values are gathered" if "gathered" in layout else "attention heads are exchanged"
     assert f"{options[1]} context-parallel ranks share each sequence: {way}\n" in output
     for line in log.read_text().splitlines():  # a token counts once, however many ranks share its sequence
         speed = json.loads(line)
