@@ -105,7 +105,7 @@ def works_of_gathered_keys(prefix):
 
 @pytest.mark.slow
 def test_ranks_that_gather_keys_wait_for_each_other(corpus, prefix, tmp_path):
-    """Two ranks that share sequences: with heads that they cannot divide, their documents need different work."""
+    """Two ranks that share sequences: exchanged heads are even work, but their documents need different keys."""
     options = ("--global-batch-size", 2, "--context-parallel-size", 2)
     exchanged = measured(corpus, prefix, tmp_path / "exchanged", *options, ranks=2)
     gathered = measured(corpus, prefix, tmp_path / "gathered", *options, "--cp-comm-type", "all_gather", ranks=2)
