@@ -80,19 +80,36 @@ def num_parameters(model: Model) -> int:
 
 
 def kept_per_token(model: Model) -> int:
-    """Elements that a layer keeps for the backward pass, per token, without recomputation.
+    """Elements that a layer keeps for the backward pass, per token of a rank, without recomputation.
 
     Whole on each tensor-parallel rank: the inputs of both norms, and of what follows each norm. Split between the
     ranks: query, key and value as the kernel takes them, its result, and that result again, reordered for the
     projection; the MLP's first product, its two halves (one after SiLU), and their product. A micro-batch of one row is
-    not reordered, but its value is a view that keeps the joint product of query, key and value. On the CPU, torch's
-    norms are several operations, which keep their result before its weights, and the kernel runs once per document.
+    not reordered, but its value is a view that keeps the joint product of query, key and value; context parallelism
+    exchanges them, and keeps none. On the CPU, torch's norms are several operations, which keep their result before its
+    weights, and the kernel runs once per document.
     """
     options = model.options
-    one_row = options.micro_batch_size == 1
+    one_row = options.micro_batch_size == 1 and options.context_parallel == 1
     whole = 6 * options.hidden_size if model.on_cpu else 4 * options.hidden_size
     in_attention = (7 if model.on_cpu else 6) if one_row else 5
-    return whole + (in_attention * options.hidden_size + 5 * options.ffn_hidden_size) // options.tensor_parallel
+    split = in_attention * options.hidden_size + 5 * options.ffn_hidden_size + _gathered_per_token(options)
+    return whole + split // options.tensor_parallel
+
+
+def _gathered_per_token(options: RunOptions) -> int:
+    """Keys and values of other ranks' positions that a layer keeps, in elements per token of a rank, over all
+    tensor-parallel ranks. Those of whole rows, which are needed if each is one document; fewer otherwise.
+
+    None where context parallelism exchanges heads. In N ranks' zigzag a rank's two pieces need 2 N + 1 of a row's 2 N
+    pieces of keys together, and 2 are its own.
+    """
+    ranks = options.context_parallel
+    can_exchange = options.num_attention_heads // options.tensor_parallel % ranks == 0
+    if ranks == 1 or can_exchange and not options.gathers_keys:
+        return 0
+    width = options.hidden_size * options.num_query_groups // options.num_attention_heads
+    return (2 * ranks - 1) * width
 
 
 def activations(model: Model) -> int:

@@ -50,6 +50,8 @@ class RunOptions:
     tensor_parallel: int
     context_parallel: int
     """Ranks that share each sequence."""
+    gathers_keys: bool
+    """These ranks gather keys and values, even if they could exchange heads."""
     pipeline_parallel: int
     """Ranks that have other layers of the same model."""
     zero_stage: int
@@ -113,6 +115,7 @@ def _of_the_example(words: Sequence[str]) -> RunOptions:
         has_experts=False,
         batch_size_grows=False,
         pipeline_parallel=1,
+        gathers_keys=config.cp_comm_type == "all_gather",
         zero_stage=_zero_stage(config),
         half_precision=config.bf16,
         used_splits=SPLIT_NAMES[:2] if config.eval_interval else SPLIT_NAMES[:1],
@@ -165,6 +168,7 @@ def _of_megatron(options: argparse.Namespace, all_splits_are_opened: bool) -> Ru
         has_experts=max(options.num_experts or [0]) > 1,
         batch_size_grows=options.rampup_batch_size is not None,
         context_parallel=options.context_parallel_size * options.ds_sequence_parallel_size,
+        gathers_keys="all_gather" in (options.cp_comm_type or ()),
         pipeline_parallel=options.pipeline_model_parallel_size,
         zero_stage=options.zero_stage or int(options.use_distributed_optimizer),
         half_precision=options.bf16 or options.fp16,
@@ -196,6 +200,7 @@ def _megatron_options(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--data-path", nargs="+", required=True)
     parser.add_argument("--rampup-batch-size", nargs="*")
     parser.add_argument("--num-experts", type=int, nargs="+")
+    parser.add_argument("--cp-comm-type", nargs="+")
     for name in REPLACED:
         parser.add_argument(flag(name), nargs="*")
     options, _ = parser.parse_known_args(words)

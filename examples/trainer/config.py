@@ -185,6 +185,12 @@ class ParallelismOptions:
     context_parallel_size: int = option(
         "degree of context parallelism: ranks that share each sequence", 1, check=checked_count
     )
+    cp_comm_type: str | None = option(
+        "how these ranks attend: a2a exchanges heads, all_gather gathers keys and values (default: a2a if the size "
+        "divides the heads)",
+        None,
+        choices=("a2a", "all_gather"),
+    )
     zero_stage: int | None = option(
         "DeepSpeed's ZeRO stage (default: that of --deepspeed_config, or 0)", None, choices=(0, 1, 2, 3)
     )

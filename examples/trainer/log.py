@@ -41,7 +41,7 @@ class Work(NamedTuple):
 
 
 class RankSeconds(NamedTuple):
-    """How long the data-parallel ranks computed in a step, without waiting for each other."""
+    """How long the ranks that hold the same weights computed in a step, without waiting for each other."""
 
     slowest: float
     mean: float
@@ -58,7 +58,8 @@ class ComputeClock:
     On a GPU it is the time of the forward passes, between CUDA events. Backward passes take a fixed multiple of it, or
     slightly more for attention, and are left out because the reduction of gradients, and so waiting, is inside them.
     With ZeRO 3 a forward pass gathers weights from the other ranks: its time includes waiting, and ranks look more even
-    than they are.
+    than they are. With context parallelism the ranks that share sequences wait for each other in each layer, so they
+    look alike; groups of them do not.
 
     On the CPU it is the processor time that this thread takes for forward and backward passes. Waiting takes none, and
     ranks that share cores do not count each other's. Further threads of an operation work as long as this one does.

@@ -11,7 +11,7 @@ from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch.utils.checkpoint import checkpoint
 
-from megatron_bfp.attention.context_parallel import Shards
+from megatron_bfp.attention.context_parallel import Shards, ulysses
 from megatron_bfp.megatron_core.attention import DocumentAttention, with_document_attention
 
 from .config import TrainerConfig, padded_vocab_size
@@ -45,6 +45,7 @@ def transformer_config(config: TrainerConfig) -> TransformerConfig:
         num_layers=config.num_layers,
         tensor_model_parallel_size=config.tensor_model_parallel_size,
         context_parallel_size=config.context_parallel_size,
+        cp_comm_type=config.cp_comm_type,
         hidden_size=config.hidden_size,
         ffn_hidden_size=config.ffn_hidden_size,
         num_attention_heads=config.num_attention_heads,
@@ -102,6 +103,12 @@ def build_model(config: TrainerConfig, vocab_size: int) -> GPTModel:
 def attention_kernel(model: torch.nn.Module) -> str:
     """The name of the kernel that the model's attention runs."""
     return next(module.kernel_name for module in model.modules() if isinstance(module, DocumentAttention))
+
+
+def way_to_share(model: torch.nn.Module) -> str:
+    """What the ranks of a context-parallel group do to attend to each other's positions, in words."""
+    split = next(module.split for module in model.modules() if isinstance(module, DocumentAttention))
+    return "attention heads are exchanged" if split is ulysses else "keys and values are gathered"
 
 
 def _recompute_layers(model: GPTModel) -> None:

@@ -51,7 +51,7 @@ from .engine import (
 )
 from .evaluation import Evaluation, evaluate, summed_loss
 from .log import ComputeClock, Log, RankSeconds, SpikeDetector, Work
-from .model import attention_kernel
+from .model import attention_kernel, way_to_share
 from .process import complete_environment, run_rank
 from .profile import StepProfile
 from .ranks import StopRequest, check_shared, log, on_each_node, on_first_rank, replicas
@@ -101,6 +101,9 @@ def main() -> int:
     iteration = checkpoint.saved.iteration if checkpoint else 0
     log(f"samples: {len(dataset):,}; parameters: {num_parameters(engine):,}")
     log(f"attention kernel: {attention_kernel(engine.module)}")
+    if config.context_parallel_size > 1:
+        way = way_to_share(engine.module)
+        log(f"{config.context_parallel_size} context-parallel ranks share each sequence: {way}")
     if config.save:
         log(f"SIGTERM and SIGUSR1 save and end the run; rank 0 is process {os.getpid()} on {socket.gethostname()}")
     batches = training_batches(config, engine, dataset, iteration, device)

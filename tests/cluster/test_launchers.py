@@ -65,7 +65,12 @@ def test_twins_differ_in_the_data_alone():
 
 @pytest.mark.parametrize(
     "recipe, accumulation",
-    [("llama_7b_code_2k", (128, 32, 4)), ("llama_13b_text_2k", (256, 64, 8)), ("llama_13b_text_8k", (128, 32, 4))],
+    [
+        ("llama_7b_code_2k", (128, 32, 4)),
+        ("llama_13b_text_2k", (256, 64, 8)),
+        ("llama_13b_text_8k", (128, 32, 4)),
+        ("llama_13b_text_32k", (64, 16, 2)),
+    ],
 )
 def test_a_global_batch_is_the_same_for_any_number_of_nodes(folder, recipe, accumulation):
     for nodes, expected in zip((1, 4, 32), accumulation, strict=True):
@@ -77,7 +82,8 @@ def test_a_global_batch_is_the_same_for_any_number_of_nodes(folder, recipe, accu
         assert numbers["warm-up steps"] == "3,000, 6.3 B tokens"
         assert numbers["steps"] == ("143,051, 300.0 B tokens" if "7b" in recipe else "238,418, 500.0 B tokens")
         micro_batches = int(numbers["micro-batch size"]) * int(numbers["data parallel"]) * expected
-        assert micro_batches * (8192 if "8k" in recipe else 2048) == 2**21
+        assert micro_batches * 1024 * int(re.findall(r"(\d+)k$", recipe)[0]) == 2**21
+        assert numbers.get("context parallel") == ("4" if "32k" in recipe else None)
         too_much = "MORE THAN AN A100-80GB HAS" in output
         assert too_much == (nodes == 1 and recipe == "llama_13b_text_2k")
 

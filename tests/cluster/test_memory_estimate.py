@@ -17,6 +17,7 @@ from cluster.memory import estimate, kept_per_token, model_of, num_parameters
 from cluster.recipe import read_recipe, vocab_size_of
 from helpers import launching
 from helpers.datasets import ROOT
+from helpers.kept import bytes_kept
 from helpers.megatron_helpers import initialize_megatron, model_options
 from helpers.recipes import RECIPES, dry_run, training_options
 from trainer.model import build_model
@@ -101,23 +102,13 @@ def elements_kept(num_layers, run):
     }
     torch.manual_seed(1)
     model = build_model(model_options(num_layers=num_layers, **shape), 128)
-    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    kept = {}
-
-    def pack(tensor):
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in weights:
-            kept[storage.data_ptr()] = tensor, storage.nbytes() // 4
-        return tensor
-
     rows, seq_length = run.micro_batch_size, shape["seq_length"]
     tokens = torch.randint(128, (rows, seq_length))
     cu_seqlens = torch.full((rows, seq_length + 1), seq_length, dtype=torch.int32)
     cu_seqlens[:, 0], cu_seqlens[:, 1] = 0, 200  # two documents
     positions = torch.arange(seq_length).expand_as(tokens)
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        model(tokens, positions, None, labels=tokens, packed_seq_params=document_boundaries(cu_seqlens))
-    return sum(elements for _, elements in kept.values())
+    boundaries = document_boundaries(cu_seqlens)
+    return bytes_kept(model, lambda: model(tokens, positions, None, labels=tokens, packed_seq_params=boundaries)) / 4
 
 
 @pytest.mark.skipif(
@@ -154,7 +145,9 @@ def test_parameters_are_those_that_are_built():
     assert sum(parameter.numel() for parameter in built.parameters()) == num_parameters(model_of(recipe))
 
 
-@pytest.mark.parametrize("name", ["llama_7b_code_2k", "llama_13b_text_2k", "llama_13b_text_8k", "tiny"])
+@pytest.mark.parametrize(
+    "name", ["llama_7b_code_2k", "llama_13b_text_2k", "llama_13b_text_8k", "llama_13b_text_32k", "tiny"]
+)
 def test_a_recipe_states_its_estimate(name):
     path = RECIPES / f"{name}.sh"
     recipe = read_recipe(str(path))
@@ -169,6 +162,18 @@ def test_adam_s_state_follows_precision_and_zero_stage():
         model = model_of(recipe)
         memory = estimate(model, Layout.of(recipe.options, 1, 1))
         assert memory.optimizer == states * num_parameters(model), words
+
+
+def test_keys_that_are_gathered_take_memory():
+    """Those of whole rows, on each rank; heads that are exchanged take a share of each."""
+
+    def activations_of(*words):
+        return estimate(model_of(read_recipe(str(TINY), words)), Layout(1, 4, 4, 1, 4, 128)).activations
+
+    alone = activations_of("--micro-batch-size", "4")
+    shared = activations_of("--micro-batch-size", "4", "--context-parallel-size", "4")
+    gathered = activations_of("--micro-batch-size", "4", "--context-parallel-size", "4", "--cp-comm-type", "all_gather")
+    assert shared == alone // 4 and 1.1 * shared < gathered < alone
 
 
 def test_a_recipe_s_vocabulary_has_a_size():

@@ -61,6 +61,9 @@ def test_fault_C06_what_comes_last_counts():
     assert (changed.seq_length, changed.split, changed.data_path) == (32, "1,1", ("1", "x", "2", "y"))
     assert (changed.num_layers, changed.max_documents_per_sequence) == (3, 5)
     assert (usual.even_sequences, usual.balance_batches) == (False, 1)
+    assert (usual.context_parallel, usual.gathers_keys) == (1, False)
+    changed = of_the_example("--context-parallel-size", "2", "--cp-comm-type", "all_gather")
+    assert (changed.context_parallel, changed.gathers_keys) == (2, True)
     changed = of_the_example("--even-sequences", "--balance-batches", "0", "--balance-batches", "4")
     assert (changed.even_sequences, changed.balance_batches) == (True, 4)
 
@@ -103,7 +106,8 @@ def test_fault_A15_megatrons_options_after_the_recipe_are_known(trainer):
 @pytest.mark.parametrize(
     "words, expected",
     [
-        ("--context-parallel-size 2", {"context_parallel": 2, "pipeline_parallel": 1}),
+        ("--context-parallel-size 2", {"context_parallel": 2, "pipeline_parallel": 1, "gathers_keys": False}),
+        ("--context-parallel-size 2 --cp-comm-type all_gather", {"context_parallel": 2, "gathers_keys": True}),
         ("--ds-sequence-parallel-size 4", {"context_parallel": 4}),
         ("--group-query-attention --num-query-groups 2", {"num_query_groups": 2}),
         ("--num-query-groups 2", {"num_query_groups": 4}),

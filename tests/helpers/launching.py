@@ -20,6 +20,7 @@ STEP = re.compile(
 )
 TRAINER = "examples/pretrain_gpt.py"
 FAULTY_TRAINER = "tests/helpers/programs/faulty_trainer.py"
+WATCHED_TRAINER = "tests/helpers/programs/watched_trainer.py"
 ENVIRONMENT = os.environ | {
     "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
     "PATH": os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"],
@@ -64,11 +65,12 @@ def make_corpus(folder):
     return folder
 
 
-def launch(corpus, *options, ranks=2, train_iters=6, on_gpu=False, fault=None, launcher="deepspeed"):
+def launch(corpus, *options, ranks=2, train_iters=6, on_gpu=False, fault=None, watched=None, launcher="deepspeed"):
     """Run the trainer; returns the launcher's exit status and all output.
 
     Args:
         fault: an accident that happens to it, as ``faulty_trainer.py`` describes them.
+        watched: a folder that gets a record of each step, as ``watched_trainer.py`` writes it.
         launcher: ``deepspeed``, or ``ranks`` for ``ranks.py``, which imports once for all ranks.
     """
     environment = ENVIRONMENT if on_gpu else ENVIRONMENT | {"CUDA_VISIBLE_DEVICES": ""}
@@ -76,14 +78,12 @@ def launch(corpus, *options, ranks=2, train_iters=6, on_gpu=False, fault=None, l
         "deepspeed": ["deepspeed", "--num_gpus", str(ranks), "--master_port", str(free_port())],
         "ranks": [sys.executable, str(ROOT / "tests/helpers/programs/ranks.py"), str(ranks), str(free_port())],
     }[launcher]
+    script = TRAINER
     if fault:
-        environment = environment | {"FAULT": fault}
-    command += trainer(
-        corpus,
-        *options,
-        train_iters=train_iters,
-        script="tests/helpers/programs/faulty_trainer.py" if fault else TRAINER,
-    )
+        environment, script = environment | {"FAULT": fault}, FAULTY_TRAINER
+    if watched:
+        environment, script = environment | {"WATCHED": str(watched)}, WATCHED_TRAINER
+    command += trainer(corpus, *options, train_iters=train_iters, script=script)
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, env=environment, cwd=corpus)
     return done.returncode, done.stdout + done.stderr
 

@@ -76,6 +76,7 @@ def model_options(**changes):
         "attention_kernel": None,
         "tensor_model_parallel_size": 1,
         "context_parallel_size": 1,
+        "cp_comm_type": None,
         "recompute_granularity": None,
     }
     return argparse.Namespace(**(options | changes))

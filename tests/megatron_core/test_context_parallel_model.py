@@ -25,17 +25,20 @@ def results(request, tmp_path_factory):
 
 
 def test_losses_are_those_of_one_rank(results):
-    assert {result["way"] for result in results} == {"ulysses", "gather"}
-    for result in results:
-        assert result["loss"] <= (0 if result["way"] == "ulysses" else 1e-5), result
+    for way, tolerance in (("ulysses", 0), ("gather", 1e-5)):
+        loss = max(result["loss"] for result in results if result["way"] == way)
+        print(f"{way}: losses of tokens differ by {loss:.1e}")
+        assert loss <= tolerance
 
 
 def test_gradients_are_those_of_one_rank(results):
-    assert max(result["gradient"] for result in results) < 1e-5
+    gradient = max(result["gradient"] for result in results)
+    print(f"gradients differ by {gradient:.1e} of the largest")
+    assert gradient < 1e-5
 
 
-def test_control_attention_inside_shards_has_other_losses(results):
-    assert min(result["loss_inside_shards"] for result in results) > 1e-2
+def test_control_megatron_s_own_path_has_other_losses(results):
+    assert min(result["loss_of_upstream"] for result in results) > 1e-2
 
 
 def test_control_the_gradient_of_a_rank_s_own_share_is_another(results):

@@ -70,6 +70,8 @@ def test_a_data_path_that_is_neither_is_refused(data_path):
         "--data-impl mmap --balance-batches 2",
         "--balance-batches -1",
         "--zero-stage 7",
+        "--context-parallel-size 0",
+        "--context-parallel-size 3",  # zigzag needs a length that 6 divides
         "--nonsense",
     ],
 )

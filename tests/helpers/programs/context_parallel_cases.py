@@ -7,28 +7,34 @@ Each rank computes every case alone and split, and prints what differs as a line
 
 import json
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import torch
 from torch import distributed
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+ROOT = Path(__file__).resolve().parents[3]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from forked_ranks import run_forked
+from helpers.programs.forked_ranks import run_forked
+from helpers.upstream_attention import as_upstream
 
 from megatron_bfp.attention.boundaries import Boundaries
 from megatron_bfp.attention.context_parallel import Shards, gather, ulysses
 from megatron_bfp.attention.kernels import sdpa_per_document
 
-WAYS = {"ulysses": ulysses, "gather": gather}
+WAYS = {"ulysses": ulysses, "gather": gather, "upstream": as_upstream}
+"""The last is the control."""
 HEAD_GROUPS = [(8, 8), (8, 4), (8, 2), (8, 1), (4, 4), (12, 3)]
 SIZE = 8
 CASES = 24
 
 
-def random_offsets(generator: torch.Generator, row_length: int, number: int, num_ranks: int) -> list[int]:
-    """Boundaries of a row: documents of one position to the whole row, some at the edges of shards, some padding."""
-    kind = number % 6
+def random_offsets(generator: torch.Generator, row_length: int, kind: int, num_ranks: int) -> list[int]:
+    """Boundaries of a row: documents of one position to the whole row, some at the edges of shards.
+
+    Padding has boundaries like a document.
+    """
     if kind == 0:
         return [0, row_length]
     if kind == 1:
@@ -43,9 +49,10 @@ def differences(number: int, num_ranks: int, rank: int, group: distributed.Proce
     """Of one case, for each way: how far outputs and gradients are from those of one rank."""
     generator = torch.Generator().manual_seed(number)
     heads, groups = HEAD_GROUPS[number % len(HEAD_GROUPS)]
-    rows, row_length = 1 + number % 3, 2 * num_ranks * (1 + number % 5)
+    rows, row_length = 1 + number // 6, 2 * num_ranks * (16 if number % 5 == 4 else 1 + number % 5)
     dtype = torch.bfloat16 if number % 8 == 7 else torch.float32
-    offsets = [random_offsets(generator, row_length, number + row, num_ranks) for row in range(rows)]
+    kinds = [(number + number // 6 + row) % 6 for row in range(rows)]  # other heads with each kind
+    offsets = [random_offsets(generator, row_length, kind, num_ranks) for kind in kinds]
     cu_seqlens = torch.tensor([row + [row_length] * (row_length + 1 - len(row)) for row in offsets], dtype=torch.int32)
     shapes = [
         (heads, SIZE),
@@ -62,7 +69,7 @@ def differences(number: int, num_ranks: int, rank: int, group: distributed.Proce
         shards = Shards(num_ranks, rows, row_length, is_zigzag)
         mine = shards.positions(rank)
         for way, attend_split in WAYS.items():
-            if way == "ulysses" and heads % num_ranks:
+            if way == "ulysses" and heads % num_ranks or way == "upstream" and not is_zigzag:
                 continue
             boundaries = Boundaries.of_rows(cu_seqlens)
             parts = [tensor[mine].clone().requires_grad_() for tensor in whole[:3]]
@@ -76,6 +83,10 @@ def differences(number: int, num_ranks: int, rank: int, group: distributed.Proce
                 {
                     "case": number,
                     "way": way,
+                    "rows": rows,
+                    "heads": (heads, groups),
+                    "lengths": sorted({end - start for row in offsets for start, end in pairwise(row)}),
+                    "row_length": row_length,
                     "dtype": str(dtype).removeprefix("torch."),
                     "output": float((output - expected[mine]).abs().max()),
                     "gradient": max(gradients),

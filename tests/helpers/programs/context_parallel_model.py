@@ -16,30 +16,29 @@ from torch import distributed
 ROOT = Path(__file__).resolve().parents[3]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "examples")]
 
-from forked_ranks import run_forked
 from helpers.megatron_helpers import initialize_megatron, model_options
+from helpers.programs.forked_ranks import run_forked
+from helpers.upstream_attention import as_upstream
 from trainer.model import build_model
 
-from megatron_bfp.attention.boundaries import Boundaries
 from megatron_bfp.attention.context_parallel import Shards, gather, ulysses
 from megatron_bfp.megatron_core.attention import DocumentAttention, document_boundaries
 
 VOCAB, LENGTH = 96, 64
 WAYS = {"ulysses": ulysses, "gather": gather}
-CASES = [
-    {"rows": 1},
-    {"rows": 2, "recompute_granularity": "full"},
-    {"rows": 4, "group_query_attention": True, "num_query_groups": 2},
-    {"rows": 2, "num_attention_heads": 2, "num_query_groups": 1, "group_query_attention": True},
-    {"rows": 2, "num_attention_heads": 6, "hidden_size": 48},
-    {"rows": 1, "way": "gather", "recompute_granularity": "full"},
+HEADS = [
+    {"num_attention_heads": 4},
+    {"num_attention_heads": 8, "group_query_attention": True, "num_query_groups": 2},
+    {"num_attention_heads": 8, "group_query_attention": True, "num_query_groups": 1},
 ]
-
-
-def inside_shards(query, key, value, boundaries, shards, group, attend, softmax_scale, dropout):
-    """Attention without an exchange, as if each rank's share of the rows were its own micro-batch."""
-    own = Boundaries.of_lengths([len(query) // shards.num_rows] * shards.num_rows, query.device)
-    return attend(query, key, value, own, softmax_scale, dropout)
+CASES = [
+    {"rows": rows, "way": way, "recompute_granularity": recompute, **heads}
+    for rows, heads in zip((1, 2, 4), HEADS, strict=True)
+    for way in WAYS
+    for recompute in (None, "full")
+]
+CASES += [{"rows": 2, "num_attention_heads": heads, "hidden_size": 48} for heads in (2, 6)]
+"""The last two attend as the model chooses."""
 
 
 def run(model, batch, boundaries, shard):
@@ -89,13 +88,13 @@ def difference(number, case, expected, rank, num_ranks):
         return max(float((others[name] - whole_gradients[name]).abs().max()) for name in others) / scale
 
     way = next(module.split.__name__ for module in model.modules() if isinstance(module, DocumentAttention))
-    for module in model.modules():  # the control: documents end where a rank's share of the row ends
+    for module in model.modules():
         if isinstance(module, DocumentAttention):
-            module.split = inside_shards
-    losses_inside_shards, _ = run(model, batch, document_boundaries(cu_seqlens), shard)
+            module.split = as_upstream
+    losses_of_upstream, _ = run(model, batch, document_boundaries(cu_seqlens), shard)
     return {
         "case": number,
-        "loss_inside_shards": float((losses_inside_shards - whole_losses[:, shard]).abs().max()),
+        "loss_of_upstream": float((losses_of_upstream - whole_losses[:, shard]).abs().max()),
         "way": way,
         "loss": float((losses - whole_losses[:, shard]).abs().max()),
         "gradient": largest(gradients),
