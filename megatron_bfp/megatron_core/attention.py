@@ -21,8 +21,6 @@ import functools
 import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 try:
@@ -33,7 +31,6 @@ except ModuleNotFoundError as error:
     from ..optional import not_installed
 
     raise not_installed(error, __name__) from None
-from megatron.core.transformer import multi_token_prediction
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.spec_utils import ModuleSpec
@@ -44,58 +41,7 @@ from ..attention.boundaries import Boundaries
 from ..attention.context_parallel import Shards, gather, ulysses
 from ..attention.kernels import Needs, choose_kernel
 from ..errors import OptionError
-
-
-@dataclass
-class DocumentBoundaries(PackedSeqParams):
-    """megatron-core's ``PackedSeqParams`` of a micro-batch whose rows are packed sequences."""
-
-    joined: Boundaries = field(kw_only=True)
-    """The same boundaries as kernels take them: of all rows, joined."""
-
-    @cached_property
-    def last_positions(self) -> Tensor:
-        """int64 [b, L]: the last position of each document of a row, in any order, some of them repeated."""
-        return self.cu_seqlens_q[:, 1:].to(self.joined.cu_seqlens.device, torch.int64) - 1
-
-
-def shift_inside_documents(tensor: Tensor, boundaries: DocumentBoundaries) -> Tensor:
-    """The value at each position's successor; 0 at the last position of a document.
-
-    Args:
-        tensor: [b, L], or [1, L] if all rows are alike.
-
-    Returns:
-        [b, L].
-    """
-    last = boundaries.last_positions.to(tensor.device)
-    return tensor.roll(-1, dims=-1).expand_as(last).scatter(-1, last, 0)
-
-
-def _shift_by_boundaries(roll_packed: Callable) -> Callable:
-    """megatron-core's ``_roll_tensor_packed_seq``, which would take the boundaries of one row for those of all."""
-
-    def roll(
-        tensor: Tensor, shifts: int, dims: int, packed_seq_params: PackedSeqParams, *others: Any, **keywords: Any
-    ) -> tuple[Tensor, Tensor | None]:
-        if not isinstance(packed_seq_params, DocumentBoundaries):
-            return roll_packed(tensor, shifts, dims, packed_seq_params, *others, **keywords)
-        if shifts != -1 or dims not in (-1, tensor.dim() - 1):
-            raise OptionError("inside documents, labels are only shifted by one position of the last dimension")
-        shifted = shift_inside_documents(tensor, packed_seq_params)
-        return shifted, shifted.sum() if keywords.get("return_sum", True) else None
-
-    return roll
-
-
-CAN_PREDICT_LATER_TOKENS = hasattr(multi_token_prediction, "_roll_tensor_packed_seq")
-"""Whether this megatron-core, 0.16 or later, shifts labels by a function that can respect documents."""
-
-if CAN_PREDICT_LATER_TOKENS:
-    # roll_tensor looks this helper up each time, so it reaches every model that predicts later tokens
-    multi_token_prediction._roll_tensor_packed_seq = _shift_by_boundaries(
-        multi_token_prediction._roll_tensor_packed_seq
-    )
+from .boundaries_of_rows import CAN_PREDICT_LATER_TOKENS, DocumentBoundaries
 
 
 def document_boundaries(cu_seqlens: Tensor, device: torch.device | str | None = None) -> DocumentBoundaries:
@@ -131,11 +77,20 @@ def with_document_attention(layer_spec: Any, kernel: str | None = None) -> Any:
         OptionError: a layer mixes positions by something other than dot-product attention, as gated delta nets and
             state space layers do, and would not get the boundaries; or there is no attention at all.
     """
-    spec = copy.deepcopy(layer_spec)
-    attention = ModuleSpec(module=DocumentAttention, params={"kernel": kernel})
-    if not _replace_core_attention(spec, attention):
+    spec, count = replace_attention(layer_spec, kernel)
+    if not count:
         raise OptionError("the layer spec has no self attention that attention inside documents could replace")
     return spec
+
+
+def replace_attention(layer_spec: Any, kernel: str | None = None) -> tuple[Any, int]:
+    """``with_document_attention``, and how many attentions were replaced, which may be none.
+
+    Args:
+        kernel: None also leaves the choice of a spec that names ``DocumentAttention`` already.
+    """
+    spec = copy.deepcopy(layer_spec)
+    return spec, _replace_core_attention(spec, ModuleSpec(module=DocumentAttention, params={"kernel": kernel}))
 
 
 MIXERS = ("self_attention", "cross_attention", "mixer")
@@ -165,7 +120,8 @@ def _replace_core_attention(spec: Any, attention: ModuleSpec) -> int:
                 raise OptionError(
                     f"{_name_of(part)} cannot be replaced by attention inside documents: it is a different model"
                 )
-            submodules.core_attention = attention
+            if _name_of(part) != "DocumentAttention" or attention.params["kernel"] is not None:
+                submodules.core_attention = attention
             count += 1
         elif name in MIXERS:
             replaced = 0 if name == "cross_attention" else _replace_core_attention(part, attention)

@@ -70,8 +70,9 @@ def _change_heterogeneous_layers(module: ModuleType) -> None:
 
 
 def _change_model(module: ModuleType) -> None:
-    from .model import by_rows
+    from .model import attend_inside_documents, by_rows
 
+    _wrap(module.GPTModel, "__init__", "transformer_layer_spec", attend_inside_documents)
     _wrap(module.GPTModel, "forward", "packed_seq_params", by_rows)
 
 
