@@ -152,7 +152,8 @@ def _name_of(spec: Any) -> str:
     module = spec.module if isinstance(spec, ModuleSpec) else spec
     if isinstance(module, tuple):
         return str(module[-1])
-    return getattr(module, "__qualname__", type(module).__name__).split(".")[0]
+    name = getattr(module, "__qualname__", type(module).__name__)
+    return name.rpartition("<locals>.")[2].split(".")[0]
 
 
 WAYS_TO_SPLIT = {None: None, "p2p": None, "a2a": "ulysses", "all_gather": "gather"}
@@ -222,6 +223,10 @@ class DocumentAttention(MegatronModule):
             "attention windows": config.window_size is not None,
             f"softmax type {config.softmax_type}": config.softmax_type != "vanilla",
             f"{attention_type} attention": attention_type != "self",
+            "clipping or logging of attention logits": getattr(config, "qk_clip", False)
+            or getattr(config, "log_max_attention_logit", False),
+            "attention in fp8": getattr(config, "fp8_dot_product_attention", False)
+            or getattr(config, "fp8_multi_head_attention", False),
             "multi-token prediction of this megatron-core": bool(getattr(config, "mtp_num_layers", None))
             and not CAN_PREDICT_LATER_TOKENS,
             f"attention mask type {attn_mask_type}": attn_mask_type

@@ -76,24 +76,19 @@ if CAN_PREDICT_LATER_TOKENS:
     )
 
 
-def _keep_rows(get_tensors: Callable) -> Callable:
-    """``get_query_key_value_tensors`` of multi-latent attention, which takes every micro-batch with boundaries for
-    joined rows. Boundaries of rows change nothing about queries, keys and values, so it does not get them."""
+def _without_boundaries_of_rows(get_tensors: Callable) -> Callable:
+    """``get_query_key_value_tensors`` of multi-latent attention, without boundaries of this form: they change nothing
+    about queries, keys and values."""
 
     @wraps(get_tensors)
-    def get_tensors_of_rows(
-        self: Any,
-        hidden_states: Tensor,
-        key_value_states: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        packed_seq_params: PackedSeqParams | None = None,
-        **keywords: Any,
-    ) -> Any:
-        joined = None if isinstance(packed_seq_params, DocumentBoundaries) else packed_seq_params
-        return get_tensors(self, hidden_states, key_value_states, position_ids, joined, **keywords)
+    def get_tensors_of_rows(*arguments: Any, **keywords: Any) -> Any:
+        arguments = tuple(None if isinstance(value, DocumentBoundaries) else value for value in arguments)
+        others = {name: None if isinstance(value, DocumentBoundaries) else value for name, value in keywords.items()}
+        return get_tensors(*arguments, **others)
 
     return get_tensors_of_rows
 
 
-of_latent_attention = multi_latent_attention.MLASelfAttention
-of_latent_attention.get_query_key_value_tensors = _keep_rows(of_latent_attention.get_query_key_value_tensors)
+multi_latent_attention.MLASelfAttention.get_query_key_value_tensors = _without_boundaries_of_rows(
+    multi_latent_attention.MLASelfAttention.get_query_key_value_tensors
+)

@@ -1,5 +1,6 @@
 """Which modules of Megatron-LM are changed for ``--data-impl bfp``, and how."""
 
+import argparse
 import functools
 import inspect
 import sys
@@ -7,10 +8,10 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from ...errors import IntegrationError
+from ...errors import IntegrationError, UnsupportedMegatronError
 from ..balance import refuse_other_batches
 from ..data_impl import without_data_impl
-from ..hooks import Hook, replace
+from ..hooks import ADVICE, Hook, replace
 from . import builder, options
 
 
@@ -34,7 +35,7 @@ def _change_training(module: ModuleType) -> None:
         "forward_step_func, data_iterator, model, optimizer, opt_param_scheduler, config, forward_backward_func, "
         "iteration, pg_collection, p2p_communicator"
     )
-    replace(module, "train_step", of_step, lambda original: watch_first_step(original, options.parsed_options))
+    replace(module, "train_step", of_step, lambda original: watch_first_step(original, _options_of_known_version))
 
 
 def _change_checkpoints(module: ModuleType) -> None:
@@ -89,10 +90,13 @@ def _change_loss(module: ModuleType) -> None:
     _wrap(module, "forward_step_calc_loss", "loss_func", count_targets_of_the_row)
 
 
+_missed: list[str] = []
+"""Functions that ``_wrap`` did not know."""
+
+
 def _wrap(owner: Any, name: str, parameter: str, make: Callable) -> None:
     """Replace a function that other versions of megatron-core, and Megatron-DeepSpeed's modules of the same names, lack
-    or have in another form. They go on without: attention then stops a run with context parallelism, which needs
-    boundaries by rows.
+    or have in another form. They go on without; Megatron-LM itself stops before the first step.
 
     Args:
         parameter: the one that the replacement looks at.
@@ -101,6 +105,20 @@ def _wrap(owner: Any, name: str, parameter: str, make: Callable) -> None:
     function = getattr(owner, name, None)
     if callable(function) and parameter in inspect.signature(function).parameters:
         setattr(owner, name, make(function, functools.cache(options.parsed_options)))
+    else:
+        _missed.append(f"{owner.__name__}.{name} with {parameter}")
+
+
+def _options_of_known_version() -> argparse.Namespace | None:
+    """As ``parsed_options``.
+
+    Raises:
+        UnsupportedMegatronError: a function that ``_wrap`` was to replace is not the one it knows.
+    """
+    args = options.parsed_options()
+    if args is not None and _missed:
+        raise UnsupportedMegatronError(f"this Megatron has no {_missed[0]}; {ADVICE}")
+    return args
 
 
 def _take_off_data_impl(_: ModuleType) -> None:

@@ -27,8 +27,13 @@ import megatron_bfp
 from megatron_bfp.integrations.megatron_lm import changes, options
 
 if what.startswith("without="):
-    replace = changes.replace
-    changes.replace = lambda owner, name, *rest: name == what[8:] or replace(owner, name, *rest)
+    for way in ("replace", "_wrap"):
+        change = getattr(changes, way)
+
+        def change_others(owner, name, *rest, change=change):
+            return what[8:] in (name, f"{owner.__name__}.{name}") or change(owner, name, *rest)
+
+        setattr(changes, way, change_others)
 if what.startswith("accept="):
     options.REFUSED.pop(what[7:], None)
     if what == "accept=cuda_graphs":
