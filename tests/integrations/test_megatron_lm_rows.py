@@ -148,6 +148,25 @@ def test_a_mixer_that_knows_only_joined_rows_stops_a_run_whose_rows_are_split(mi
         boundaries_of_forward(options(context_parallel_size=2), mixer)
 
 
+def test_angles_of_joined_rows_are_those_of_each_row():
+    """Otherwise the second row would go on where the first one ends."""
+
+    class Embedding:
+        def get_emb(self, max_seq_len, offset=0):
+            return torch.arange(offset, offset + max_seq_len)[:, None, None, None]
+
+        def get_emb_and_scale(self, max_seq_len, offset=0):
+            return self.get_emb(max_seq_len, offset), 0.5
+
+    of_rows = model.repeat_for_joined_rows(Embedding.get_emb, options(seq_length=4))
+    assert of_rows(Embedding(), 8).flatten().tolist() == [0, 1, 2, 3, 0, 1, 2, 3]
+    assert of_rows(Embedding(), 4).flatten().tolist() == of_rows(Embedding(), max_seq_len=4).flatten().tolist()
+    assert of_rows(Embedding(), 6).flatten().tolist() == list(range(6))  # no number of whole rows
+    with_scale = model.repeat_for_joined_rows(Embedding.get_emb_and_scale, options(seq_length=4))
+    angles, scale = with_scale(Embedding(), 8)
+    assert angles.flatten().tolist() == [0, 1, 2, 3, 0, 1, 2, 3] and scale == 0.5
+
+
 # Loss
 
 
