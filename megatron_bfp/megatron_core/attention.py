@@ -39,7 +39,7 @@ from torch import Tensor
 
 from ..attention.boundaries import Boundaries
 from ..attention.context_parallel import Shards, gather, ulysses
-from ..attention.kernels import Needs, choose_kernel
+from ..attention.kernels import Needs, attend_padded, choose_kernel
 from ..errors import OptionError
 from .boundaries_of_rows import CAN_PREDICT_LATER_TOKENS, DocumentBoundaries
 
@@ -190,8 +190,8 @@ class DocumentAttention(MegatronModule):
         context_parallel: ``ulysses`` or ``gather``, how attention works if rows are split over a context-parallel
             group; see ``attention.context_parallel``. None: as ``cp_comm_type`` says, or else by heads if the group
             divides them.
-        k_channels, v_channels: head sizes of keys and values in multi-latent attention; None for the model's. If they
-            differ, the kernel is ``sdpa``.
+        k_channels, v_channels: head sizes of keys and values in multi-latent attention; None for the model's. If
+            values are smaller, they are padded for kernels that need one head size.
 
     Attributes:
         kernel_name: the kernel that was chosen.
@@ -236,13 +236,16 @@ class DocumentAttention(MegatronModule):
             if is_on:
                 raise OptionError(f"{what} cannot be used with attention inside documents")
         head_size = k_channels or config.kv_channels
-        if kernel is None and (v_channels or head_size) != head_size:
-            kernel = "sdpa"  # the others need one head size
+        size_of_values = v_channels or head_size
+        if kernel is None and size_of_values > head_size:
+            kernel = "sdpa"  # the others need one head size, and keys cannot be padded
         self.softmax_scale = head_size**-0.5 if softmax_scale is None else softmax_scale
         # apply_query_key_layer_scaling needs nothing: it divides scores in fp16 and multiplies them back in fp32
         self.dropout = config.attention_dropout if attention_dropout is None else attention_dropout
         needs = Needs(config.params_dtype, head_size, self.dropout)
         self.kernel_name, self.attend = choose_kernel(kernel, needs)
+        if size_of_values < head_size and self.kernel_name != "sdpa":
+            self.attend = functools.partial(attend_padded, self.attend)
         self.split: Callable[..., Tensor] | None = None
         if config.context_parallel_size > 1:
             self.split = way_to_split(config, context_parallel or WAYS_TO_SPLIT[cp_comm_type])

@@ -109,9 +109,10 @@ def named(name):
     return type(name, (nn.Module,), {})()
 
 
-def boundaries_of_forward(options, mixer="DocumentAttention", params=None):
+def boundaries_of_forward(options, mixer="DocumentAttention", params=None, **config):
     """The boundaries that a model's forward gets."""
     whole = nn.Module()
+    whole.config = SimpleNamespace(**config)
     whole.core_attention = named(mixer)
     forward = model.by_rows(lambda _, *, packed_seq_params=None: packed_seq_params, options)
     return forward(whole, packed_seq_params=params or joined(tokens_per_sample=4))
@@ -126,6 +127,11 @@ def test_joined_rows_become_one_row(ranks, tokens_per_sample):
     assert (
         getattr(boundaries, "tokens_per_sample", None) == tokens_per_sample
     )  # experts balance each row by itself where it is whole
+
+
+def test_joined_rows_of_multi_latent_attention_become_one_row_too():
+    boundaries = boundaries_of_forward(options(context_parallel_size=2), multi_latent_attention=True)
+    assert isinstance(boundaries, DocumentBoundaries)
 
 
 @pytest.mark.parametrize(
@@ -197,7 +203,8 @@ def test_a_function_of_another_form_stops_megatron_lm_alone(monkeypatch):
     monkeypatch.setattr(changes, "_missed", [])
     monkeypatch.setattr(changes.options, "parsed_options", options())
     assert changes._options_of_known_version() is not None
-    changes._wrap(SimpleNamespace(__name__="gpt_model.GPTModel"), "forward", "packed_seq_params", model.by_rows)
+    other = SimpleNamespace(__name__="gpt_model.GPTModel")
+    changes._wrap_needed(other, "forward", "packed_seq_params", model.by_rows)
     with pytest.raises(IntegrationError, match="no gpt_model.GPTModel.forward with packed_seq_params; this version is"):
         changes._options_of_known_version()
     monkeypatch.setattr(changes.options, "parsed_options", lambda: None)

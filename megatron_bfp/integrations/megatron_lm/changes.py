@@ -73,39 +73,48 @@ def _change_heterogeneous_layers(module: ModuleType) -> None:
 def _change_model(module: ModuleType) -> None:
     from .model import attend_inside_documents, by_rows
 
-    _wrap(module.GPTModel, "__init__", "transformer_layer_spec", attend_inside_documents)
-    _wrap(module.GPTModel, "forward", "packed_seq_params", by_rows)
+    _wrap_needed(module.GPTModel, "__init__", "transformer_layer_spec", attend_inside_documents)
+    _wrap_needed(module.GPTModel, "forward", "packed_seq_params", by_rows)
 
 
 def _change_rotary_angles(module: ModuleType) -> None:
     from .model import repeat_for_joined_rows
 
     embedding = getattr(module, "YarnRotaryEmbedding", None) or module.RotaryEmbedding
-    _wrap(embedding, "get_emb", "max_seq_len", repeat_for_joined_rows)
+    _wrap_needed(embedding, "get_emb", "max_seq_len", repeat_for_joined_rows)
 
 
 def _change_loss(module: ModuleType) -> None:
     from .model import count_targets_of_the_row
 
-    _wrap(module, "forward_step_calc_loss", "loss_func", count_targets_of_the_row)
+    _wrap_needed(module, "forward_step_calc_loss", "loss_func", count_targets_of_the_row)
 
 
-_missed: list[str] = []
-"""Functions that ``_wrap`` did not know."""
-
-
-def _wrap(owner: Any, name: str, parameter: str, make: Callable) -> None:
+def _wrap(owner: Any, name: str, parameter: str, make: Callable) -> bool:
     """Replace a function that other versions of megatron-core, and Megatron-DeepSpeed's modules of the same names, lack
-    or have in another form. They go on without; Megatron-LM itself stops before the first step.
+    or have in another form. They go on without.
 
     Args:
         parameter: the one that the replacement looks at.
         make: gets the original and what gives Megatron-LM's options; these are checked once, not in every step.
+
+    Returns:
+        Whether it was replaced.
     """
     function = getattr(owner, name, None)
-    if callable(function) and parameter in inspect.signature(function).parameters:
+    is_known = callable(function) and parameter in inspect.signature(function).parameters
+    if is_known:
         setattr(owner, name, make(function, functools.cache(options.parsed_options)))
-    else:
+    return is_known
+
+
+_missed: list[str] = []
+"""Functions that ``_wrap_needed`` did not know."""
+
+
+def _wrap_needed(owner: Any, name: str, parameter: str, make: Callable) -> None:
+    """``_wrap``, without which Megatron-LM itself stops before the first step."""
+    if not _wrap(owner, name, parameter, make):
         _missed.append(f"{owner.__name__}.{name} with {parameter}")
 
 
@@ -113,7 +122,7 @@ def _options_of_known_version() -> argparse.Namespace | None:
     """As ``parsed_options``.
 
     Raises:
-        UnsupportedMegatronError: a function that ``_wrap`` was to replace is not the one it knows.
+        UnsupportedMegatronError: a function that ``_wrap_needed`` was to replace is not the one it knows.
     """
     args = options.parsed_options()
     if args is not None and _missed:

@@ -150,7 +150,8 @@ def check_context_parallelism(args: argparse.Namespace) -> None:
             "Megatron-LM cuts sequences into that many pieces"
         )
     balancing = getattr(args, "moe_router_load_balancing_type", None) or []
-    if "seq_aux_loss" in ([balancing] if isinstance(balancing, str) else balancing) and args.micro_batch_size > 1:
+    by_sequence = "seq_aux_loss" in ([balancing] if isinstance(balancing, str) else balancing)
+    if by_sequence and (args.micro_batch_size or 1) > 1:
         raise OptionError(
             "--moe-router-load-balancing-type seq_aux_loss cannot be used with --data-impl bfp, "
             "--context-parallel-size and --micro-batch-size above 1: a rank's share of the joined sequences cannot be "
