@@ -36,6 +36,7 @@ class BoundaryCheck:
         replica, stage: as ``Report``'s.
         boundaries_of: gets the arguments and keywords of a forward call; returns the boundaries among them, as
             ``joined_boundaries`` takes them, or None.
+        held: as ``PositionsSeen``'s.
 
     Attributes:
         unknown: modules that would not keep to boundaries, or are not known; one line each.
@@ -49,6 +50,7 @@ class BoundaryCheck:
         replica: int = 0,
         stage: int = 0,
         boundaries_of: Callable[[tuple, dict[str, Any]], Any] = packed_seq_params_of,
+        held: Callable[[int], Tensor] | None = None,
     ) -> None:
         self.row_length, self.replica, self.stage = row_length, replica, stage
         self.boundaries_of = boundaries_of
@@ -57,7 +59,7 @@ class BoundaryCheck:
         self.faults: list[str] = []
         self.seen: dict[str, dict[bytes, None]] = {}  # of each module, in the order of micro-batches
         self.batches: dict[bytes, None] = {}  # a dict keeps the order, and one entry where layers are recomputed
-        self.positions = PositionsSeen(row_length)
+        self.positions = PositionsSeen(row_length, held)
         self.rows_hold_documents = False  # a row was seen that holds more than one
         self.digests: dict[tuple, tuple] = {}  # keeps each object, so that no other can get its id
         self.handles: list[Any] = []
@@ -124,7 +126,8 @@ class BoundaryCheck:
         return self.digests[key][2]
 
     def _note_documents(self, cu_seqlens: Tensor, joined: Tensor) -> None:
-        rows = len(cu_seqlens) if cu_seqlens.dim() == 2 else int(joined[-1]) // (self.row_length or int(joined[-1]))
+        positions = int(joined[-1])
+        rows = positions // self.row_length if self.row_length else len(cu_seqlens) if cu_seqlens.dim() == 2 else 1
         self.rows_hold_documents |= len(joined) - 1 > rows
 
     def read(self, cu_seqlens: Tensor) -> None:

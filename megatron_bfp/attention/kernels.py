@@ -24,7 +24,7 @@ except ModuleNotFoundError as error:
 
     raise not_installed(error, __name__) from None
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from ..errors import OptionError
 from .boundaries import Boundaries
@@ -63,6 +63,12 @@ def choose_kernel(name: str | None, needs: Needs) -> tuple[str, Attend]:
     if reason:
         raise OptionError(f"--attention-kernel {name} cannot be used: {reason}")
     return name, KERNELS[name].attend
+
+
+def attend_padded(attend: Attend, query: Tensor, key: Tensor, value: Tensor, *others: Any) -> Tensor:
+    """A kernel that needs one head size, for values that are smaller than keys, as in multi-latent attention."""
+    size = value.shape[-1]
+    return attend(query, key, pad(value, (0, key.shape[-1] - size)), *others)[..., :size]
 
 
 def sdpa_per_document(

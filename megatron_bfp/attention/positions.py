@@ -1,7 +1,7 @@
 """What a training step shows of positions: whether they restart in each document or run on through the sequence."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -15,10 +15,12 @@ class PositionsSeen:
 
     Args:
         row_length: positions of a row; None if rows are not joined.
+        held: if rows are split over ranks: gives, for a number of positions that this rank holds, where in the joined
+            rows they are.
     """
 
-    def __init__(self, row_length: int | None) -> None:
-        self.row_length = row_length
+    def __init__(self, row_length: int | None, held: Callable[[int], Tensor] | None = None) -> None:
+        self.row_length, self.held = row_length, held
         self.rotations: dict[str, str] = {}  # name of an attention layer -> what is true of it
         self.restarts: set[bool] = set()  # whether an embedding's position ids fell back inside a row
 
@@ -34,6 +36,10 @@ class PositionsSeen:
     def note_embedding(self, position_ids: Tensor) -> None:
         """Note the position ids, int [..., s], that an embedding was called with."""
         rows = position_ids.reshape(-1, position_ids.shape[-1])
+        if self.held is not None:
+            of_row = self.held(rows.shape[-1]).to(rows.device) % (self.row_length or rows.shape[-1])
+            self.restarts.add(bool((rows != of_row).any()))
+            return
         falls = torch.nonzero(rows.diff(dim=-1) < 1)[:, -1] + 1
         self.restarts.add(bool((falls % (self.row_length or rows.shape[-1] + 1) != 0).any()))
 

@@ -21,8 +21,6 @@ import functools
 import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 try:
@@ -33,7 +31,6 @@ except ModuleNotFoundError as error:
     from ..optional import not_installed
 
     raise not_installed(error, __name__) from None
-from megatron.core.transformer import multi_token_prediction
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.spec_utils import ModuleSpec
@@ -42,60 +39,9 @@ from torch import Tensor
 
 from ..attention.boundaries import Boundaries
 from ..attention.context_parallel import Shards, gather, ulysses
-from ..attention.kernels import Needs, choose_kernel
+from ..attention.kernels import Needs, attend_padded, choose_kernel
 from ..errors import OptionError
-
-
-@dataclass
-class DocumentBoundaries(PackedSeqParams):
-    """megatron-core's ``PackedSeqParams`` of a micro-batch whose rows are packed sequences."""
-
-    joined: Boundaries = field(kw_only=True)
-    """The same boundaries as kernels take them: of all rows, joined."""
-
-    @cached_property
-    def last_positions(self) -> Tensor:
-        """int64 [b, L]: the last position of each document of a row, in any order, some of them repeated."""
-        return self.cu_seqlens_q[:, 1:].to(self.joined.cu_seqlens.device, torch.int64) - 1
-
-
-def shift_inside_documents(tensor: Tensor, boundaries: DocumentBoundaries) -> Tensor:
-    """The value at each position's successor; 0 at the last position of a document.
-
-    Args:
-        tensor: [b, L], or [1, L] if all rows are alike.
-
-    Returns:
-        [b, L].
-    """
-    last = boundaries.last_positions.to(tensor.device)
-    return tensor.roll(-1, dims=-1).expand_as(last).scatter(-1, last, 0)
-
-
-def _shift_by_boundaries(roll_packed: Callable) -> Callable:
-    """megatron-core's ``_roll_tensor_packed_seq``, which would take the boundaries of one row for those of all."""
-
-    def roll(
-        tensor: Tensor, shifts: int, dims: int, packed_seq_params: PackedSeqParams, *others: Any, **keywords: Any
-    ) -> tuple[Tensor, Tensor | None]:
-        if not isinstance(packed_seq_params, DocumentBoundaries):
-            return roll_packed(tensor, shifts, dims, packed_seq_params, *others, **keywords)
-        if shifts != -1 or dims not in (-1, tensor.dim() - 1):
-            raise OptionError("inside documents, labels are only shifted by one position of the last dimension")
-        shifted = shift_inside_documents(tensor, packed_seq_params)
-        return shifted, shifted.sum() if keywords.get("return_sum", True) else None
-
-    return roll
-
-
-CAN_PREDICT_LATER_TOKENS = hasattr(multi_token_prediction, "_roll_tensor_packed_seq")
-"""Whether this megatron-core, 0.16 or later, shifts labels by a function that can respect documents."""
-
-if CAN_PREDICT_LATER_TOKENS:
-    # roll_tensor looks this helper up each time, so it reaches every model that predicts later tokens
-    multi_token_prediction._roll_tensor_packed_seq = _shift_by_boundaries(
-        multi_token_prediction._roll_tensor_packed_seq
-    )
+from .boundaries_of_rows import CAN_PREDICT_LATER_TOKENS, DocumentBoundaries
 
 
 def document_boundaries(cu_seqlens: Tensor, device: torch.device | str | None = None) -> DocumentBoundaries:
@@ -131,11 +77,20 @@ def with_document_attention(layer_spec: Any, kernel: str | None = None) -> Any:
         OptionError: a layer mixes positions by something other than dot-product attention, as gated delta nets and
             state space layers do, and would not get the boundaries; or there is no attention at all.
     """
-    spec = copy.deepcopy(layer_spec)
-    attention = ModuleSpec(module=DocumentAttention, params={"kernel": kernel})
-    if not _replace_core_attention(spec, attention):
+    spec, count = replace_attention(layer_spec, kernel)
+    if not count:
         raise OptionError("the layer spec has no self attention that attention inside documents could replace")
     return spec
+
+
+def replace_attention(layer_spec: Any, kernel: str | None = None) -> tuple[Any, int]:
+    """``with_document_attention``, and how many attentions were replaced, which may be none.
+
+    Args:
+        kernel: None also leaves the choice of a spec that names ``DocumentAttention`` already.
+    """
+    spec = copy.deepcopy(layer_spec)
+    return spec, _replace_core_attention(spec, ModuleSpec(module=DocumentAttention, params={"kernel": kernel}))
 
 
 MIXERS = ("self_attention", "cross_attention", "mixer")
@@ -165,7 +120,8 @@ def _replace_core_attention(spec: Any, attention: ModuleSpec) -> int:
                 raise OptionError(
                     f"{_name_of(part)} cannot be replaced by attention inside documents: it is a different model"
                 )
-            submodules.core_attention = attention
+            if _name_of(part) != "DocumentAttention" or attention.params["kernel"] is not None:
+                submodules.core_attention = attention
             count += 1
         elif name in MIXERS:
             replaced = 0 if name == "cross_attention" else _replace_core_attention(part, attention)
@@ -196,7 +152,8 @@ def _name_of(spec: Any) -> str:
     module = spec.module if isinstance(spec, ModuleSpec) else spec
     if isinstance(module, tuple):
         return str(module[-1])
-    return getattr(module, "__qualname__", type(module).__name__).split(".")[0]
+    name = getattr(module, "__qualname__", type(module).__name__)
+    return name.rpartition("<locals>.")[2].split(".")[0]
 
 
 WAYS_TO_SPLIT = {None: None, "p2p": None, "a2a": "ulysses", "all_gather": "gather"}
@@ -233,8 +190,8 @@ class DocumentAttention(MegatronModule):
         context_parallel: ``ulysses`` or ``gather``, how attention works if rows are split over a context-parallel
             group; see ``attention.context_parallel``. None: as ``cp_comm_type`` says, or else by heads if the group
             divides them.
-        k_channels, v_channels: head sizes of keys and values in multi-latent attention; None for the model's. If they
-            differ, the kernel is ``sdpa``.
+        k_channels, v_channels: head sizes of keys and values in multi-latent attention; None for the model's. If
+            values are smaller, they are padded for kernels that need one head size.
 
     Attributes:
         kernel_name: the kernel that was chosen.
@@ -266,6 +223,10 @@ class DocumentAttention(MegatronModule):
             "attention windows": config.window_size is not None,
             f"softmax type {config.softmax_type}": config.softmax_type != "vanilla",
             f"{attention_type} attention": attention_type != "self",
+            "clipping or logging of attention logits": getattr(config, "qk_clip", False)
+            or getattr(config, "log_max_attention_logit", False),
+            "attention in fp8": getattr(config, "fp8_dot_product_attention", False)
+            or getattr(config, "fp8_multi_head_attention", False),
             "multi-token prediction of this megatron-core": bool(getattr(config, "mtp_num_layers", None))
             and not CAN_PREDICT_LATER_TOKENS,
             f"attention mask type {attn_mask_type}": attn_mask_type
@@ -275,13 +236,16 @@ class DocumentAttention(MegatronModule):
             if is_on:
                 raise OptionError(f"{what} cannot be used with attention inside documents")
         head_size = k_channels or config.kv_channels
-        if kernel is None and (v_channels or head_size) != head_size:
-            kernel = "sdpa"  # the others need one head size
+        size_of_values = v_channels or head_size
+        if kernel is None and size_of_values > head_size:
+            kernel = "sdpa"  # the others need one head size, and keys cannot be padded
         self.softmax_scale = head_size**-0.5 if softmax_scale is None else softmax_scale
         # apply_query_key_layer_scaling needs nothing: it divides scores in fp16 and multiplies them back in fp32
         self.dropout = config.attention_dropout if attention_dropout is None else attention_dropout
         needs = Needs(config.params_dtype, head_size, self.dropout)
         self.kernel_name, self.attend = choose_kernel(kernel, needs)
+        if size_of_values < head_size and self.kernel_name != "sdpa":
+            self.attend = functools.partial(attend_padded, self.attend)
         self.split: Callable[..., Tensor] | None = None
         if config.context_parallel_size > 1:
             self.split = way_to_split(config, context_parallel or WAYS_TO_SPLIT[cp_comm_type])

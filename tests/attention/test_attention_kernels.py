@@ -247,3 +247,15 @@ def test_a_model_with_a_kernel_can_be_copied_and_pickled(name, joined, libraries
     attend = kernels.KERNELS[name].attend
     for again in (copy.deepcopy(attend), pickle.loads(pickle.dumps(attend))):
         assert torch.equal(again(*joined, boundaries, 0.3, 0.0), attend(*joined, boundaries, 0.3, 0.0))
+
+
+def test_smaller_values_are_padded_and_cut_off_again(joined):
+    query, key, value = joined
+    boundaries = Boundaries.of_rows(CU_SEQLENS)
+
+    def needs_one_size(query, key, value, *others):
+        assert value.shape[-1] == key.shape[-1]
+        return kernels.sdpa_per_document(query, key, value, *others)
+
+    output = kernels.attend_padded(needs_one_size, query, key, value[..., :3], boundaries, 0.3, 0.0)
+    assert torch.allclose(output, plain_attention(*joined, boundaries.offsets, 0.3)[..., :3])

@@ -8,6 +8,7 @@ pytest.importorskip("torch")
 
 import torch
 
+from megatron_bfp.attention.context_parallel import Shards
 from megatron_bfp.attention.positions import PositionsSeen, rotates
 
 
@@ -28,5 +29,14 @@ def test_documents_of_one_token_are_seen_to_restart():
         ([0, 0, 0, 1], 2, True),
     ):
         positions = PositionsSeen(row_length)
+        positions.note_embedding(torch.tensor([ids]))
+        assert positions.restarts == {restarts}, ids
+
+
+def test_position_ids_of_a_share_of_the_rows_are_compared_with_its_places():
+    """Two rows of 8, joined and split over two ranks: rank 1 holds positions 4 to 7 of the first and 0 to 3 of the
+    second, which fall and yet run on."""
+    for ids, restarts in (([4, 5, 6, 7, 0, 1, 2, 3], False), ([4, 5, 0, 1, 0, 1, 2, 3], True)):
+        positions = PositionsSeen(8, lambda number: Shards(2, 1, 2 * number).positions(1))
         positions.note_embedding(torch.tensor([ids]))
         assert positions.restarts == {restarts}, ids

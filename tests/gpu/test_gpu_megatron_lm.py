@@ -1,5 +1,6 @@
 """The attention that Megatron-LM trains packed samples with, Transformer Engine's on joined rows, against each chunk
-alone through the same layers without boundaries."""
+alone through the same layers without boundaries. With context parallelism, Transformer Engine's layers get attention
+inside documents."""
 
 import pytest
 
@@ -17,25 +18,30 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_with_transformer_engine_spec
 from trainer.model import transformer_config
 
+from megatron_bfp.megatron_core.attention import with_document_attention
+
 SEQ_LENGTH, VOCAB_SIZE = 512, 16384
 
 
-@pytest.fixture(scope="module")
-def model():
+def make_model(spec):
     initialize_megatron()
     torch.manual_seed(5)
     shape = {"hidden_size": 256, "ffn_hidden_size": 512, "init_method_std": 0.08, "bf16": True}
     config = transformer_config(model_options(**shape, group_query_attention=True, num_query_groups=2))
-    spec = get_gpt_layer_with_transformer_engine_spec()
     options = {"position_embedding_type": "rope", "share_embeddings_and_output_weights": False}
     return GPTModel(config, spec, VOCAB_SIZE, SEQ_LENGTH, **options).bfloat16().cuda()
 
 
-@pytest.mark.parametrize("micro_batch", [1, 2])
-def test_joined_rows_equal_the_chunks_alone(model, micro_batch, write_dataset):
+def make_batch(write_dataset, micro_batch):
     lengths = np.random.default_rng(1).integers(1, 300, 60).tolist()
     prefix = write_dataset(documents_of([*lengths, 1300, 777])).prefix
-    batch = equivalence.make_batch(prefix, micro_batch, SEQ_LENGTH)
+    return equivalence.make_batch(prefix, micro_batch, SEQ_LENGTH)
+
+
+@pytest.mark.parametrize("micro_batch", [1, 2])
+def test_joined_rows_equal_the_chunks_alone(micro_batch, write_dataset):
+    model = make_model(get_gpt_layer_with_transformer_engine_spec())
+    batch = make_batch(write_dataset, micro_batch)
     parts = [
         [batch[name][row : row + 1, start:end] for name in ("tokens", "labels", "loss_mask")] + [None, no_boundaries]
         for row in range(micro_batch)
@@ -52,3 +58,16 @@ def test_joined_rows_equal_the_chunks_alone(model, micro_batch, write_dataset):
 
 def no_boundaries(*_):
     return None
+
+
+@pytest.mark.parametrize("micro_batch", [1, 2])
+def test_rows_through_its_layers_with_attention_inside_documents_equal_the_chunks_alone(micro_batch, write_dataset):
+    model = make_model(with_document_attention(get_gpt_layer_with_transformer_engine_spec()))
+    batch = make_batch(write_dataset, micro_batch)
+    alone, path = equivalence.run_alone(model, batch), f"micro-batch {micro_batch}"
+    errors = equivalence.differences(equivalence.run_packed(model, batch, path), alone)
+    crossing = equivalence.without_boundaries(batch)
+    crossing = equivalence.differences(equivalence.run_packed(model, crossing, path), alone)
+    kernel = model.decoder.layers[0].self_attention.core_attention.kernel_name
+    assert kernel != "sdpa"
+    equivalence.check_errors(equivalence.Case(f"{kernel} in its layers", "bf16", "GQA", path), errors, crossing)

@@ -27,13 +27,22 @@ def options(**changes):
     return argparse.Namespace(**(known | changes))
 
 
-LONG = {"context_parallel_size": 2, "transformer_impl": "local"}
+LONG = {"context_parallel_size": 2}
 """A run with context parallelism."""
+BY_SEQUENCE = LONG | {"micro_batch_size": 2, "moe_router_load_balancing_type": ["aux_loss", "seq_aux_loss"]}
 
 
+@pytest.mark.parametrize("transformer_impl", ["transformer_engine", "local"])
 @pytest.mark.parametrize("cp_comm_type", [None, ["p2p"], "a2a", ["all_gather", "a2a"]])
-def test_context_parallelism_is_taken_with_local_layers(cp_comm_type):
-    megatron_lm.check(options(**LONG, cp_comm_type=cp_comm_type))
+def test_context_parallelism_is_taken(cp_comm_type, transformer_impl):
+    megatron_lm.check(options(**LONG, cp_comm_type=cp_comm_type, transformer_impl=transformer_impl))
+
+
+@pytest.mark.parametrize(
+    "changes", [{"micro_batch_size": 1}, {"context_parallel_size": 1}, {"moe_router_load_balancing_type": "aux_loss"}]
+)
+def test_experts_are_balanced_by_sequence_where_a_rank_sees_whole_ones(changes):
+    megatron_lm.check(options(**BY_SEQUENCE | changes))
 
 
 def test_the_options_of_a_plain_run_are_fine():
@@ -49,8 +58,8 @@ def test_the_options_of_a_plain_run_are_fine():
         for option in row.options
     ]
     + [
-        ({"context_parallel_size": 2}, "--context-parallel-size above 1 .* needs --transformer-impl local"),
         (LONG | {"cp_comm_type": ["a2a+p2p"]}, r"--cp-comm-type a2a\+p2p"),
+        (BY_SEQUENCE, "seq_aux_loss cannot be used .* give --micro-batch-size 1 or aux_loss"),
         (LONG | {"mtp_num_layers": 1}, "--mtp-num-layers"),
         (LONG | {"reset_position_ids": True}, "--reset-position-ids"),
         (LONG | {"hierarchical_context_parallel_sizes": [2, 2]}, "--hierarchical-context-parallel-sizes"),
@@ -171,7 +180,7 @@ def test_fault_A08_old_spellings_are_refused_before_they_are_copied(old):
     [
         ({"hybrid_layer_pattern": "M*M*"}, "--hybrid-layer-pattern cannot be used"),
         ({"fim_data": True}, "--fim-data cannot be used"),
-        ({"context_parallel_size": 2}, "--context-parallel-size above 1 .* needs --transformer-impl local"),
+        ({"context_parallel_size": 2, "mtp_num_layers": 1}, "--mtp-num-layers cannot be used .* and --context-parall"),
         ({"dataloader_type": "cyclic"}, "--dataloader-type cyclic"),
         ({"cuda_graph_impl": "local"}, "--cuda-graph-impl local cannot be used"),
     ],

@@ -183,6 +183,9 @@ def test_one_document_a_row_equals_megatron_core_s_own_attention(layer_number, l
     [
         ("window_size", (4, 0), "windows"),
         ("softmax_type", "learnable", "softmax type"),
+        ("qk_clip", True, "clipping or logging of attention logits"),
+        ("log_max_attention_logit", True, "clipping or logging of attention logits"),
+        ("fp8_dot_product_attention", True, "attention in fp8"),
         (None, None, "cross attention"),
         (None, None, "mask type"),
     ],

@@ -1,5 +1,6 @@
 """Which modules of Megatron-LM are changed for ``--data-impl bfp``, and how."""
 
+import argparse
 import functools
 import inspect
 import sys
@@ -7,10 +8,10 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from ...errors import IntegrationError
+from ...errors import IntegrationError, UnsupportedMegatronError
 from ..balance import refuse_other_batches
 from ..data_impl import without_data_impl
-from ..hooks import Hook, replace
+from ..hooks import ADVICE, Hook, replace
 from . import builder, options
 
 
@@ -34,7 +35,7 @@ def _change_training(module: ModuleType) -> None:
         "forward_step_func, data_iterator, model, optimizer, opt_param_scheduler, config, forward_backward_func, "
         "iteration, pg_collection, p2p_communicator"
     )
-    replace(module, "train_step", of_step, lambda original: watch_first_step(original, options.parsed_options))
+    replace(module, "train_step", of_step, lambda original: watch_first_step(original, _options_of_known_version))
 
 
 def _change_checkpoints(module: ModuleType) -> None:
@@ -70,36 +71,63 @@ def _change_heterogeneous_layers(module: ModuleType) -> None:
 
 
 def _change_model(module: ModuleType) -> None:
-    from .model import by_rows
+    from .model import attend_inside_documents, by_rows
 
-    _wrap(module.GPTModel, "forward", "packed_seq_params", by_rows)
+    _wrap_needed(module.GPTModel, "__init__", "transformer_layer_spec", attend_inside_documents)
+    _wrap_needed(module.GPTModel, "forward", "packed_seq_params", by_rows)
 
 
 def _change_rotary_angles(module: ModuleType) -> None:
     from .model import repeat_for_joined_rows
 
     embedding = getattr(module, "YarnRotaryEmbedding", None) or module.RotaryEmbedding
-    _wrap(embedding, "get_emb", "max_seq_len", repeat_for_joined_rows)
+    _wrap_needed(embedding, "get_emb", "max_seq_len", repeat_for_joined_rows)
 
 
 def _change_loss(module: ModuleType) -> None:
     from .model import count_targets_of_the_row
 
-    _wrap(module, "forward_step_calc_loss", "loss_func", count_targets_of_the_row)
+    _wrap_needed(module, "forward_step_calc_loss", "loss_func", count_targets_of_the_row)
 
 
-def _wrap(owner: Any, name: str, parameter: str, make: Callable) -> None:
+def _wrap(owner: Any, name: str, parameter: str, make: Callable) -> bool:
     """Replace a function that other versions of megatron-core, and Megatron-DeepSpeed's modules of the same names, lack
-    or have in another form. They go on without: attention then stops a run with context parallelism, which needs
-    boundaries by rows.
+    or have in another form. They go on without.
 
     Args:
         parameter: the one that the replacement looks at.
         make: gets the original and what gives Megatron-LM's options; these are checked once, not in every step.
+
+    Returns:
+        Whether it was replaced.
     """
     function = getattr(owner, name, None)
-    if callable(function) and parameter in inspect.signature(function).parameters:
+    is_known = callable(function) and parameter in inspect.signature(function).parameters
+    if is_known:
         setattr(owner, name, make(function, functools.cache(options.parsed_options)))
+    return is_known
+
+
+_missed: list[str] = []
+"""Functions that ``_wrap_needed`` did not know."""
+
+
+def _wrap_needed(owner: Any, name: str, parameter: str, make: Callable) -> None:
+    """``_wrap``, without which Megatron-LM itself stops before the first step."""
+    if not _wrap(owner, name, parameter, make):
+        _missed.append(f"{owner.__name__}.{name} with {parameter}")
+
+
+def _options_of_known_version() -> argparse.Namespace | None:
+    """As ``parsed_options``.
+
+    Raises:
+        UnsupportedMegatronError: a function that ``_wrap_needed`` was to replace is not the one it knows.
+    """
+    args = options.parsed_options()
+    if args is not None and _missed:
+        raise UnsupportedMegatronError(f"this Megatron has no {_missed[0]}; {ADVICE}")
+    return args
 
 
 def _take_off_data_impl(_: ModuleType) -> None:

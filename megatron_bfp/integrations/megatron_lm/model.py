@@ -11,10 +11,10 @@ modules that are changed are imported while megatron-core itself is.
 
 import argparse
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor, distributed, nn
 
 from ...attention.boundaries import Boundaries
@@ -22,6 +22,28 @@ from ...attention.mixers import has_class, mixers_of
 from ...errors import OptionError
 
 Options = Callable[[], argparse.Namespace | None]
+
+
+def attend_inside_documents(initialize: Callable, options: Options) -> Callable:
+    """``GPTModel.__init__``, whose attention becomes ``DocumentAttention`` if rows are split over ranks, whatever layer
+    spec describes it. All else in its layers stays, Transformer Engine's linear layers and norms for example.
+
+    Raises:
+        OptionError: a layer mixes positions by something else than dot-product attention.
+    """
+    signature = inspect.signature(initialize)
+
+    @functools.wraps(initialize)
+    def initialize_inside_documents(*arguments: Any, **keywords: Any) -> None:
+        args = options()
+        call = signature.bind(*arguments, **keywords)
+        if args is not None and args.context_parallel_size > 1:
+            from ...megatron_core.attention import replace_attention
+
+            call.arguments["transformer_layer_spec"], _ = replace_attention(call.arguments["transformer_layer_spec"])
+        initialize(*call.args, **call.kwargs)
+
+    return initialize_inside_documents
 
 
 def by_rows(forward: Callable, options: Options) -> Callable:
@@ -39,7 +61,9 @@ def by_rows(forward: Callable, options: Options) -> Callable:
         args = options() if getattr(packed_seq_params, "qkv_format", None) == "thd" else None
         if args is not None:
             if not args.reset_position_ids and attends_by_rows(arguments[0]):
-                packed_seq_params = boundaries_of_one_row(packed_seq_params)
+                joined, packed_seq_params = packed_seq_params, boundaries_of_one_row(packed_seq_params)
+                if args.context_parallel_size == 1:  # a mixture of experts balances each sample by itself
+                    packed_seq_params.tokens_per_sample = getattr(joined, "tokens_per_sample", None)
             elif args.context_parallel_size > 1:
                 raise OptionError(
                     "--context-parallel-size above 1 with --data-impl bfp needs layers of attention inside documents "
@@ -118,15 +142,15 @@ def count_targets_of_the_row(calculate_loss: Callable, options: Options) -> Call
         if ranks == 1 or loss_func is None or config.calculate_per_token_loss or options() is None:
             return calculate_loss(model, output_tensor, loss_func, config, *others, **keywords)
 
-        def loss_with_mean_targets(*arguments: Any, **given: Any) -> Any:
+        def loss_by_all_targets(*arguments: Any, **given: Any) -> Any:
             outputs = loss_func(*arguments, **given)
             if not isinstance(outputs, tuple) or len(outputs) != 3:
                 return outputs
             loss, num_targets, report = outputs
-            num_targets = num_targets.to(torch.float32)
+            num_targets = num_targets.clone()
             distributed.all_reduce(num_targets, group=parallel_state.get_context_parallel_group())
-            return loss, num_targets / ranks, report
+            return loss * ranks, num_targets, report  # gradients are averaged over these ranks, not added up
 
-        return calculate_loss(model, output_tensor, loss_with_mean_targets, config, *others, **keywords)
+        return calculate_loss(model, output_tensor, loss_by_all_targets, config, *others, **keywords)
 
     return calculate_loss_of_the_row

@@ -102,8 +102,15 @@ def _check_split_rows(args: argparse.Namespace) -> None:
 
 WITH_CONTEXT_PARALLELISM = {
     "mtp_num_layers": ("--mtp-num-layers", "later tokens are looked up inside a rank's share of the row"),
-    "reset_position_ids": ("--reset-position-ids", "restarted positions need documents that are aligned"),
-    "hierarchical_context_parallel_sizes": ("--hierarchical-context-parallel-sizes", "its groups are not supported"),
+    "reset_position_ids": (
+        "--reset-position-ids",
+        "Megatron-LM restarts rotary positions over several ranks only if documents are aligned to them; leave it out, "
+        "losses are the same",
+    ),
+    "hierarchical_context_parallel_sizes": (
+        "--hierarchical-context-parallel-sizes",
+        "attention exchanges heads or keys in one group, not in a hierarchy of groups; leave it out",
+    ),
 }
 """Attribute of the parsed options -> the option and why it cannot be used with context parallelism."""
 
@@ -118,11 +125,6 @@ def check_context_parallelism(args: argparse.Namespace) -> None:
     for attribute, (option, reason) in WITH_CONTEXT_PARALLELISM.items():
         if getattr(args, attribute, None):
             raise OptionError(f"{option} cannot be used with --data-impl bfp and --context-parallel-size: {reason}")
-    if getattr(args, "transformer_impl", "transformer_engine") != "local":
-        raise OptionError(
-            "--context-parallel-size above 1 with --data-impl bfp needs --transformer-impl local: Transformer Engine's "
-            "own context parallelism expects documents that are aligned to it"
-        )
     kinds = getattr(args, "cp_comm_type", None) or ["p2p"]
     for kind in [kinds] if isinstance(kinds, str) else kinds:
         if kind not in ("p2p", "a2a", "all_gather"):
@@ -131,7 +133,16 @@ def check_context_parallelism(args: argparse.Namespace) -> None:
             )
     if (getattr(args, "seq_length", None) or 0) % (2 * size):
         raise OptionError(
-            f"--seq-length {args.seq_length} must be a multiple of {2 * size}, twice --context-parallel-size"
+            f"--seq-length {args.seq_length} must be a multiple of {2 * size}, twice --context-parallel-size: "
+            "Megatron-LM cuts sequences into that many pieces"
+        )
+    balancing = getattr(args, "moe_router_load_balancing_type", None) or []
+    by_sequence = "seq_aux_loss" in ([balancing] if isinstance(balancing, str) else balancing)
+    if by_sequence and (args.micro_batch_size or 1) > 1:
+        raise OptionError(
+            "--moe-router-load-balancing-type seq_aux_loss cannot be used with --data-impl bfp, "
+            "--context-parallel-size and --micro-batch-size above 1: a rank's share of the joined sequences cannot be "
+            "balanced by sequence; give --micro-batch-size 1 or aux_loss"
         )
 
 

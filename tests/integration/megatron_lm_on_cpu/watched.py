@@ -6,6 +6,7 @@ WHAT is one of
     alone       before the first step, run the model on each chunk of the first batch alone and print the loss
     datasets    build the datasets, print what they are and end
     without=F   leave out the hook that changes function F
+    restart     let position ids restart in each document, whatever the options say
     lose=R      call the model on rank R without boundaries
     accept=O    refuse options as always, but not --O
 """
@@ -27,8 +28,13 @@ import megatron_bfp
 from megatron_bfp.integrations.megatron_lm import changes, options
 
 if what.startswith("without="):
-    replace = changes.replace
-    changes.replace = lambda owner, name, *rest: name == what[8:] or replace(owner, name, *rest)
+    for way in ("replace", "_wrap"):
+        change = getattr(changes, way)
+
+        def change_others(owner, name, *rest, change=change):
+            return what[8:] in (name, f"{owner.__name__}.{name}") or change(owner, name, *rest)
+
+        setattr(changes, way, change_others)
 if what.startswith("accept="):
     options.OPTIONS = tuple(row for row in options.OPTIONS if f"--{what[7:]}" not in row.options)
 megatron_bfp.install()
@@ -68,6 +74,13 @@ def alone(model, batch):
     say("alone", alone=total, unchanged=unchanged, targets=float(batch["loss_mask"].sum()))
 
 
+def restarted(cu_seqlens):
+    """Position ids that restart in each document, int64 [b, L]."""
+    positions = torch.arange(cu_seqlens.shape[1] - 1)
+    documents = torch.searchsorted(cu_seqlens.long(), positions.expand(len(cu_seqlens), -1).contiguous(), right=True)
+    return positions - cu_seqlens.long().gather(1, documents - 1)
+
+
 def watch(forward_step):
     seen = 0
 
@@ -77,6 +90,8 @@ def watch(forward_step):
             batch = next(data_iterator)
             if what == "batches":
                 say("batch", digests=[hashlib.sha256(row.numpy().tobytes()).hexdigest() for row in batch["tokens"]])
+            elif what == "restart":
+                batch["position_ids"] = restarted(batch["cu_seqlens"])
             elif what == "alone" and seen < get_num_microbatches():
                 alone(model, batch)
             data_iterator = iter([batch])
