@@ -18,7 +18,6 @@ _SPLIT_ROWS = "tests/integration/test_real_megatron_lm_context_parallel.py::"
 _CHECKS = "tests/integrations/test_megatron_lm_options.py::"
 _LAYERS = "tests/integrations/test_megatron_lm_attention.py::"
 
-_PACKED_BY_ITSELF = "its samples are packed by its own dataset"
 _STATE = "a state space layer would carry its state across documents"
 _IN_CONTEXT_PARALLEL = "--context-parallel-size above 1"
 _BY_CONTEXT_CHECK = "check_context_parallelism"
@@ -218,11 +217,6 @@ OPTIONS: tuple[Row, ...] = (
         options=("--sft",),
         why="its samples are conversations, packed by its own dataset",
         shown_by=("megatron.training.datasets.sft_dataset:SFTDataset",),
-    ),
-    Refused(
-        options=("--use-varlen-dataset",),
-        why=_PACKED_BY_ITSELF,
-        shown_by=("megatron.training.datasets.varlen_dataset:VarlenDataset",),
     ),
     Refused(
         options=("--perform-rl-step",),
