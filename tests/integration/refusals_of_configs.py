@@ -22,7 +22,7 @@ except ImportError:  # Megatron-DeepSpeed, whose megatron.training is a module
     from megatron_bfp.integrations.megatron_deepspeed import options
 
     IS_MEGATRON_LM = False
-from megatron_bfp.integrations.option_table import untried
+from megatron_bfp.integrations.option_table import remarks
 
 arguments._add_data_args = options.add_options(arguments._add_data_args)
 
@@ -80,7 +80,7 @@ def checked(args):
     except Exception as error:
         not_validated = f"{type(error).__name__}: {error}"[:300]
     after = listed(args)
-    lines = untried(options.OPTIONS, args)
+    lines = [line for line in remarks(options.OPTIONS, args) if "not tested" in line]
     return {"refusals": list(dict.fromkeys(before + after)), "untested": lines, "not_validated": not_validated}
 
 

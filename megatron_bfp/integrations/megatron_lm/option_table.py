@@ -1,7 +1,7 @@
 """What Megatron-LM's options do with ``--data-impl bfp``, in the order of the documentation: data, batches,
 parallelism, layers and kernels, other kinds of samples."""
 
-from ..option_table import Refused, Row, Untried, Works
+from ..option_table import NotNeeded, Refused, Row, Untried, Works
 from .option_conditions import (
     CAPTURES_NO_ATTENTION,
     captures_attention,
@@ -35,7 +35,7 @@ OPTIONS: tuple[Row, ...] = (
     Refused(
         options=(),
         label="object storage (`s3://` and the like)",
-        why="samples are read from memory maps",
+        why="samples are read from local files",
         instead="copy the dataset to disk",
         checked_by="BFPGPTDataset",
         shown_by=(_TESTS + "test_what_cannot_be_honoured_is_refused",),
@@ -52,11 +52,10 @@ OPTIONS: tuple[Row, ...] = (
         how="about as many documents in every sequence, without padding",
         shown_by=(_BALANCE + "test_the_option_of_even_sequences_arrives",),
     ),
-    Refused(
+    NotNeeded(
         options=("--per-dataset-sequences-path",),
         why="counts come from the .idx itself, which is opened in constant time",
-        instead="leave it out",
-        shown_by=("megatron.core.datasets.gpt_dataset:GPTDatasetConfig",),
+        shown_by=(_DATA + "test_options_of_data_keep_their_meaning",),
     ),
     Works(
         options=("--seq-length",),
@@ -152,9 +151,9 @@ OPTIONS: tuple[Row, ...] = (
     ),
     Refused(
         options=("--hybrid-context-parallel",),
-        why="Megatron-LM does not support it with document masking",
+        why="it sends each document of a sample to other ranks, and expects documents that are aligned to them",
         instead="give --context-parallel-size",
-        shown_by=("pretrain_gpt:get_batch",),
+        shown_by=("megatron.core.datasets.data_schedule:HybridCPDataLoaderWrapper",),
     ),
     Works(
         options=("--transformer-impl",),
