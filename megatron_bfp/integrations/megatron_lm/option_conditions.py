@@ -6,16 +6,38 @@ Each condition takes the options, before or after Megatron-LM validated them, an
 import argparse
 
 
-def other_loader(args: argparse.Namespace) -> str | None:
+def external_loader(args: argparse.Namespace) -> str | None:
+    """A loader of the script's own."""
+    return "--dataloader-type external" if getattr(args, "dataloader_type", None) == "external" else None
+
+
+def other_order(args: argparse.Namespace) -> str | None:
     """A loader that does not read samples one after another."""
     kind = getattr(args, "dataloader_type", None)
-    return None if kind in (None, "single") else f"--dataloader-type {kind}"
+    return None if kind in (None, "single", "external") else f"--dataloader-type {kind}"
 
 
 def transformer_engine(args: argparse.Namespace) -> str | None:
     """Layers of Transformer Engine."""
     impl = getattr(args, "transformer_impl", "local")
     return None if impl == "local" else f"--transformer-impl {impl}"
+
+
+def windows_or_sinks_in_local_layers(args: argparse.Namespace) -> str | None:
+    """Attention of another kind in layers that get this package's attention."""
+    return None if transformer_engine(args) else _windows_or_sinks(args)
+
+
+def windows_or_sinks_in_transformer_engine(args: argparse.Namespace) -> str | None:
+    """The same in Transformer Engine's layers."""
+    return _windows_or_sinks(args) if transformer_engine(args) else None
+
+
+def _windows_or_sinks(args: argparse.Namespace) -> str | None:
+    if getattr(args, "window_size", None) is not None:
+        return "--window-size"
+    kind = getattr(args, "softmax_type", None) or "vanilla"
+    return None if kind == "vanilla" else f"--softmax-type {kind}"
 
 
 def joins_rows_between_stages(args: argparse.Namespace) -> bool:

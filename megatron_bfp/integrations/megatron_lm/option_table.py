@@ -6,9 +6,12 @@ from .option_conditions import (
     CAPTURES_NO_ATTENTION,
     captures_attention,
     captures_other_modules,
+    external_loader,
     joins_rows_for_allgather,
-    other_loader,
+    other_order,
     transformer_engine,
+    windows_or_sinks_in_local_layers,
+    windows_or_sinks_in_transformer_engine,
 )
 
 _TESTS = "tests/integration/test_real_megatron_lm.py::"
@@ -87,10 +90,18 @@ OPTIONS: tuple[Row, ...] = (
     Refused(
         options=("--dataloader-type",),
         label="`--dataloader-type cyclic`",
-        condition=other_loader,
+        condition=other_order,
         why="the order of samples would depend on the data-parallel size",
         instead="leave it out, packed samples are shuffled anyway",
         shown_by=("megatron.training.datasets.data_samplers:MegatronPretrainingRandomSampler",),
+    ),
+    Refused(
+        options=("--dataloader-type",),
+        label="`--dataloader-type external`",
+        condition=external_loader,
+        why="Megatron-LM takes what the script builds for a loader, and packed samples are a dataset",
+        instead="leave it out",
+        shown_by=("megatron.training.datasets.data_samplers:build_pretraining_data_loader",),
     ),
     Works(
         options=("--tensor-model-parallel-size", "--pipeline-model-parallel-size"),
@@ -172,6 +183,21 @@ OPTIONS: tuple[Row, ...] = (
         condition=transformer_engine,
         why="its kernels take boundaries, but need a GPU, on which they have not been run yet",
         shown_by=("tests/gpu/test_gpu_megatron_lm.py::test_joined_rows_equal_the_chunks_alone",),
+    ),
+    Refused(
+        options=("--window-size", "--softmax-type"),
+        label="`--window-size`, `--softmax-type` other than `vanilla`, with `--transformer-impl local`",
+        condition=windows_or_sinks_in_local_layers,
+        why="attention inside documents has neither windows nor sinks",
+        instead="give --transformer-impl transformer_engine",
+        shown_by=(_CHECKS + "test_windows_and_sinks_are_for_transformer_engine",),
+    ),
+    Untried(
+        options=("--window-size", "--softmax-type"),
+        label="the same with Transformer Engine",
+        condition=windows_or_sinks_in_transformer_engine,
+        why="its kernels take both with boundaries, sinks with cuDNN 9.18 and later, or it stops for lack of a kernel",
+        shown_by=("megatron.core.extensions.transformer_engine:TEDotProductAttention.forward",),
     ),
     Works(
         options=("--num-experts",),
