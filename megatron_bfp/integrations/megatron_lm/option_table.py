@@ -130,6 +130,14 @@ OPTIONS: tuple[Row, ...] = (
         instead="give --moe-token-dispatcher-type alltoall, or 1 for both",
         shown_by=("megatron.core.transformer.transformer_config:TransformerConfig.__post_init__",),
     ),
+    Untried(
+        options=("--use-torch-fsdp2", "--use-megatron-fsdp"),
+        why="they hand boundaries on to the model, but have not been run yet",
+        shown_by=(
+            "megatron.core.distributed.data_parallel_base:_BaseDataParallel.forward",
+            "megatron.core.distributed.fsdp.src.megatron_fsdp.megatron_fsdp:MegatronFSDP.forward",
+        ),
+    ),
     Works(
         options=("--context-parallel-size",),
         label="`--context-parallel-size` above 1",
@@ -228,10 +236,14 @@ OPTIONS: tuple[Row, ...] = (
         options=("--cuda-graph-impl", "--enable-cuda-graph", "--external-cuda-graph"),
         label="`--cuda-graph-impl`, `--enable-cuda-graph`, `--external-cuda-graph` otherwise",
         condition=captures_attention,
-        why="where attention is captured, a graph cannot take the document boundaries of each micro-batch",
+        why="where attention is captured, a graph takes no boundaries, or only those with the longest document of its "
+        "capture",
         instead="leave it out, or give --cuda-graph-modules with nothing but "
         + ", ".join(sorted(CAPTURES_NO_ATTENTION)),
-        shown_by=("megatron.core.transformer.cuda_graphs:_CudaGraphRunner",),
+        shown_by=(
+            "megatron.core.transformer.transformer_layer:TransformerLayer._te_cuda_graph_replay",
+            "megatron.core.transformer.cuda_graphs:_CudaGraphRunner.get_mismatch_errors",
+        ),
     ),
     Refused(
         options=("--fim-data",),
@@ -259,7 +271,10 @@ OPTIONS: tuple[Row, ...] = (
         why="options on the command line would not count",
         instead="give all options on the command line",
         checked_by="parsed_options",
-        shown_by=(_CHECKS + "test_options_from_elsewhere_are_refused",),
+        shown_by=(
+            _CHECKS + "test_options_from_elsewhere_are_refused",
+            "megatron.training.yaml_arguments:load_yaml",
+        ),
     ),
 )
 """Every option that this package knows something about. Options without a row do not concern samples or boundaries."""
