@@ -144,17 +144,6 @@ def test_fault_B04_data_paths_that_megatron_takes_are_fine(values):
     megatron_lm.check(options(data_path=values))
 
 
-@pytest.mark.parametrize(
-    "changes, given",
-    [({"window_size": (127, 0)}, "--window-size"), ({"softmax_type": "learnable"}, "--softmax-type learnable")],
-)
-def test_windows_and_sinks_are_for_transformer_engine(changes, given):
-    with pytest.raises(OptionError, match=f"{given} cannot be used .* give --transformer-impl transformer_engine"):
-        megatron_lm.check(options(**changes, transformer_impl="local"))
-    megatron_lm.check(options(**changes, transformer_impl="transformer_engine"))
-    megatron_lm.check(options(window_size=None, softmax_type="vanilla", transformer_impl="local"))
-
-
 @pytest.mark.parametrize("experts", [None, 8])
 def test_stages_tell_shapes_where_rows_are_joined(experts):
     joined = {"moe_token_dispatcher_type": "allgather", "num_experts": experts, "micro_batch_size": 2}

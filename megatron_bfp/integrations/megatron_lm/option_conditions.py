@@ -23,23 +23,6 @@ def transformer_engine(args: argparse.Namespace) -> str | None:
     return None if impl == "local" else f"--transformer-impl {impl}"
 
 
-def windows_or_sinks_in_local_layers(args: argparse.Namespace) -> str | None:
-    """Attention of another kind in layers that get this package's attention."""
-    return None if transformer_engine(args) else _windows_or_sinks(args)
-
-
-def windows_or_sinks_in_transformer_engine(args: argparse.Namespace) -> str | None:
-    """The same in Transformer Engine's layers."""
-    return _windows_or_sinks(args) if transformer_engine(args) else None
-
-
-def _windows_or_sinks(args: argparse.Namespace) -> str | None:
-    if getattr(args, "window_size", None) is not None:
-        return "--window-size"
-    kind = getattr(args, "softmax_type", None) or "vanilla"
-    return None if kind == "vanilla" else f"--softmax-type {kind}"
-
-
 def joins_rows_between_stages(args: argparse.Namespace) -> bool:
     """Whether pipeline stages pass on joined rows: those of the larger micro-batch, of training or of evaluation."""
     largest = max(getattr(args, name, None) or 1 for name in ("micro_batch_size", "eval_micro_batch_size"))

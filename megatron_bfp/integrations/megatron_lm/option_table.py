@@ -10,8 +10,6 @@ from .option_conditions import (
     joins_rows_for_allgather,
     other_order,
     transformer_engine,
-    windows_or_sinks_in_local_layers,
-    windows_or_sinks_in_transformer_engine,
 )
 
 _TESTS = "tests/integration/test_real_megatron_lm.py::"
@@ -192,21 +190,6 @@ OPTIONS: tuple[Row, ...] = (
         why="its kernels take boundaries, but need a GPU, on which they have not been run yet",
         shown_by=("tests/gpu/test_gpu_megatron_lm.py::test_joined_rows_equal_the_chunks_alone",),
     ),
-    Refused(
-        options=("--window-size", "--softmax-type"),
-        label="`--window-size`, `--softmax-type` other than `vanilla`, with `--transformer-impl local`",
-        condition=windows_or_sinks_in_local_layers,
-        why="attention inside documents has neither windows nor sinks",
-        instead="give --transformer-impl transformer_engine",
-        shown_by=(_CHECKS + "test_windows_and_sinks_are_for_transformer_engine",),
-    ),
-    Untried(
-        options=("--window-size", "--softmax-type"),
-        label="the same with Transformer Engine",
-        condition=windows_or_sinks_in_transformer_engine,
-        why="its kernels take both with boundaries, sinks with cuDNN 9.18 and later, or it stops for lack of a kernel",
-        shown_by=("megatron.core.extensions.transformer_engine:TEDotProductAttention.forward",),
-    ),
     Works(
         options=("--num-experts",),
         label="`--num-experts`",
@@ -236,8 +219,7 @@ OPTIONS: tuple[Row, ...] = (
         options=("--cuda-graph-impl", "--enable-cuda-graph", "--external-cuda-graph"),
         label="`--cuda-graph-impl`, `--enable-cuda-graph`, `--external-cuda-graph` otherwise",
         condition=captures_attention,
-        why="where attention is captured, a graph takes no boundaries, or only those with the longest document of its "
-        "capture",
+        why="where attention is captured, a graph cannot take the document boundaries of each micro-batch",
         instead="leave it out, or give --cuda-graph-modules with nothing but "
         + ", ".join(sorted(CAPTURES_NO_ATTENTION)),
         shown_by=(
