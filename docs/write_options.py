@@ -9,7 +9,7 @@ from pathlib import Path
 
 from megatron_bfp.integrations.megatron_deepspeed.option_table import OPTIONS as MEGATRON_DEEPSPEED
 from megatron_bfp.integrations.megatron_lm.option_table import OPTIONS as MEGATRON_LM
-from megatron_bfp.integrations.option_table import Refused, Row, Untried, Works
+from megatron_bfp.integrations.option_table import NotNeeded, Refused, Row, Untried, Works
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = {"outcomes": ROOT / "docs/megatron.md", "evidence": ROOT / "docs/options.md"}
@@ -30,6 +30,8 @@ def outcome(row: Row) -> str:
             return f"works: {row.how}" if row.how else "works"
         case Untried():
             return f"not tested: {in_code(row.why)}"
+        case NotNeeded():
+            return f"not needed: {in_code(row.why)}"
         case Refused():
             return f"refused: {in_code(row.why)}"
     raise TypeError(row)
@@ -61,7 +63,7 @@ def evidence(rows: Iterable[Row]) -> str:
 
 def kind(row: Row) -> str:
     """A row's outcome in a word."""
-    return {Works: "works", Refused: "refused", Untried: "not tested"}[type(row)]
+    return {Works: "works", Refused: "refused", Untried: "not tested", NotNeeded: "not needed"}[type(row)]
 
 
 def with_tables(page: str, write: str) -> str:

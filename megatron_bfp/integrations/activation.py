@@ -19,9 +19,6 @@ from .megatron_deepspeed import changes as megatron_deepspeed
 from .megatron_lm import changes as megatron_lm
 from .refusals import print_refusals_in_one_line, rank
 
-MODULES_OF_OPTIONS = ("megatron.training.arguments", "megatron.arguments")
-"""Modules that parse options, of Megatron-LM and of Megatron-DeepSpeed."""
-
 
 def install() -> None:
     """Prepare this process for ``--data-impl bfp`` if it is on its command line; a second call does nothing.
@@ -53,7 +50,8 @@ def _hooks_for(values: list[str]) -> dict[str, Hook]:
         values: of ``--data-impl`` on the command line.
     """
     if "bfp" in values and len(set(values)) > 1:
-        return dict.fromkeys(MODULES_OF_OPTIONS, _refuse_several(list(dict.fromkeys(values))))
+        refuse = {megatron_lm.OPTIONS: _refuse_several(list(dict.fromkeys(values)))}
+        return megatron_lm.HOOKS | megatron_deepspeed.HOOKS | refuse
     if "bfp" in values:
         return megatron_lm.HOOKS | megatron_deepspeed.HOOKS
     if "mmap" in values:
@@ -62,8 +60,9 @@ def _hooks_for(values: list[str]) -> dict[str, Hook]:
 
 
 def _refuse_several(values: list[str]) -> Hook:
-    """A hook that stops Megatron before it parses its options. ``install`` must not do it: the start-up file calls it
-    for every program, and in another program these words may mean something else."""
+    """A hook that stops Megatron-LM before it parses its options. ``install`` must not do it: the start-up file calls
+    it for every program, and in another program these words may mean something else. In Megatron-DeepSpeed another
+    value is no contradiction: it names the format of the files, and all its scripts give it."""
 
     def refuse(_: ModuleType) -> None:
         given = " and ".join(f"{OPTION} {value}" for value in values)

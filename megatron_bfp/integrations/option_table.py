@@ -2,7 +2,7 @@
 
 Megatron-LM and Megatron-DeepSpeed have a table each, in ``megatron_lm.option_table`` and
 ``megatron_deepspeed.option_table``. A row holds the options that share an outcome, and names the tests or the functions
-of Megatron that show it. ``refusals`` and ``untried`` go through the rows with the options of a run, and
+of Megatron that show it. ``refusals`` and ``remarks`` go through the rows with the options of a run, and
 ``docs/write_options.py`` writes the tables of docs/megatron.md from the same rows.
 """
 
@@ -93,6 +93,22 @@ class Untried(Row):
         return f"best-fit packing: {given} is accepted but not tested with packed samples: {self.why}"
 
 
+@dataclass(frozen=True, kw_only=True)
+class NotNeeded(Row):
+    """Options that are accepted and ignored, with a line in the log; a test shows it."""
+
+    why: str
+    """What does their work."""
+
+    def line(self, given: str) -> str:
+        """The line in the log.
+
+        Args:
+            given: the option, as on the command line.
+        """
+        return f"best-fit packing: {given} is not needed: {self.why}"
+
+
 def attribute_of(option: str) -> str:
     """The attribute of the parsed options that holds the value of an option."""
     return option.lstrip("-").replace("-", "_")
@@ -117,6 +133,6 @@ def refusals(
             yield from (OptionError(row.message(given)) for given in row.given(args))
 
 
-def untried(table: Iterable[Row], args: Options) -> list[str]:
-    """A line for each option of a run that no test has tried."""
-    return [row.line(given) for row in table if isinstance(row, Untried) for given in row.given(args)]
+def remarks(table: Iterable[Row], args: Options) -> list[str]:
+    """A line for each option of a run that no test has tried, or that is ignored."""
+    return [row.line(given) for row in table if isinstance(row, Untried | NotNeeded) for given in row.given(args)]

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from helpers.datasets import ROOT, write
 from helpers.launching import ENVIRONMENT
-from helpers.real_megatron.deepspeed import ALONG, NEEDS_CHECKOUT, PACKED, STEP, launch, train, watched
+from helpers.real_megatron.deepspeed import ALONG, NEEDS_CHECKOUT, PACKED, STEP, launch, losses, train, watched
 
 from megatron_bfp.integrations.megatron_deepspeed.dataset import build_splits
 from megatron_bfp.samples.balance import balanced_order
@@ -79,11 +79,24 @@ def test_separate_data_paths_and_the_cache(checkout, corpus, tmp_path):
 
 
 @pytest.mark.parametrize("script", [None, "with_install.py"])
-def test_fault_A07_two_values_of_data_impl_are_refused_in_megatron_deepspeed(checkout, corpus, script):
+def test_fault_A07_packing_wins_over_the_format_that_scripts_of_megatron_deepspeed_name(checkout, corpus, script):
     script = script and [checkout / script]
-    status, output = launch(checkout, corpus, *PACKED, "--data-impl", "mmap", *ALONG, script=script, ranks=2)
-    assert status != 0 and not STEP.findall(output)
-    assert output.count("--data-impl bfp and --data-impl mmap are both on the command line") == 1
+    both = [*PACKED, "--data-impl", "mmap"]
+    steps, output = train(checkout, corpus, *both, *ALONG, script=script, ranks=2, iters=1)
+    assert output.count("--data-impl bfp is used, not --data-impl mmap, which is there too") == 1
+    assert "best-fit packing: train: text.bfp/s128-d0-" in output
+    assert steps == train(checkout, corpus, *PACKED, *ALONG, script=script, ranks=2, iters=1)[0]
+
+
+@pytest.mark.parametrize("precision", ["--bf16", "--fp16"])
+def test_scripts_of_megatron_deepspeed_train_as_they_are(checkout, corpus, precision):
+    """In half precision without flash attention, whose fused softmax would ignore the boundaries."""
+    options = [*PACKED, "--data-impl", "mmap", precision, *ALONG]
+    keywords = {"iters": 1, "watched": "alone", "without": ["--no-masked-softmax-fusion"]}
+    steps, output = train(checkout, corpus, *options, **keywords)
+    assert output.count("--no-masked-softmax-fusion was added") == 1
+    means = [part["alone"] / part["targets"] for part in watched(output)]
+    assert losses(steps)[0] == pytest.approx(sum(means) / len(means), rel=5e-4)
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,10 @@ def test_options_of_data_keep_their_meaning(checkout, tmp_path):
         index = SequenceIndex(tmp_path / f"{part['indexes'][0][0]}.bfp/s128-d0-100-m3", dataset_of(part, tmp_path))
         assert part["length"] == len(index)
     assert test_split["indexes"][0][0] == "part2"
-    again, output = built("--dataloader-fast-cache-load", "--dataloader-defer-npy-index-mmap")
+    (tmp_path / "counts.json").write_text(json.dumps({f"part{number}": [1, 2] for number in range(3)}))  # all wrong
+    faster = ["--dataloader-fast-cache-load", "--dataloader-defer-npy-index-mmap"]
+    again, output = built(*faster, "--per-dataset-sequences-path", "counts.json")
+    assert "--per-dataset-sequences-path is not needed" in output
     assert "train: 2 indexes (0 built, 2 opened)" in output
     assert again[0]["part_of_sample"] == train_split["part_of_sample"] and all(again[0]["same_as_in_part"])
 

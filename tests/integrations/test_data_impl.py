@@ -1,11 +1,14 @@
 """``--data-impl`` on a command line, and which hooks its values ask for."""
 
+import argparse
+
 import pytest
 
 from megatron_bfp import OptionError
 from megatron_bfp.integrations import activation
 from megatron_bfp.integrations.data_impl import data_impl, data_impls, without_data_impl
 from megatron_bfp.integrations.megatron_deepspeed import changes as megatron_deepspeed
+from megatron_bfp.integrations.megatron_deepspeed import options as of_megatron_deepspeed
 from megatron_bfp.integrations.megatron_lm import changes as megatron_lm
 
 
@@ -50,14 +53,23 @@ BOTH = [
 
 
 @pytest.mark.parametrize("arguments", BOTH, ids=" ".join)
-def test_fault_A07_two_values_of_data_impl_are_refused_where_a_megatron_reads_its_options(arguments):
+def test_fault_A07_two_values_of_data_impl_are_refused_where_megatron_lm_reads_its_options(arguments):
     values = data_impls(arguments)
     waiting = activation._hooks_for(values)
-    assert list(waiting) == ["megatron.training.arguments", "megatron.arguments"]
-    for refuse in waiting.values():
-        with pytest.raises(OptionError) as refused:
-            refuse(None)
-        assert all(f"--data-impl {value}" in str(refused.value) for value in values)
+    with pytest.raises(OptionError) as refused:
+        waiting["megatron.training.arguments"](None)
+    assert all(f"--data-impl {value}" in str(refused.value) for value in values)
+    assert {name: waiting[name] for name in megatron_deepspeed.HOOKS} == megatron_deepspeed.HOOKS
+
+
+@pytest.mark.parametrize("arguments", [*BOTH, ["--data-impl", "bfp"]], ids=" ".join)
+def test_fault_A07_in_megatron_deepspeed_packing_wins_wherever_it_stands(arguments, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["pretrain_gpt.py", *arguments])
+    args = argparse.Namespace(data_impl=data_impl(arguments))
+    of_megatron_deepspeed.prefer_packing(args)
+    assert args.data_impl == "bfp"
+    is_said = "--data-impl bfp is used, not --data-impl " in capsys.readouterr().out
+    assert is_said == (len(set(data_impls(arguments))) > 1)
 
 
 def test_fault_A07_one_value_twice_is_one_value():

@@ -13,7 +13,7 @@ from helpers.datasets import ROOT
 from megatron_bfp import OptionError
 from megatron_bfp.integrations.megatron_deepspeed.option_table import OPTIONS as MEGATRON_DEEPSPEED
 from megatron_bfp.integrations.megatron_lm.option_table import OPTIONS as MEGATRON_LM
-from megatron_bfp.integrations.option_table import Refused, Untried, Works, refusals, untried
+from megatron_bfp.integrations.option_table import NotNeeded, Refused, Untried, Works, refusals, remarks
 
 TABLES = {"Megatron-LM": MEGATRON_LM, "Megatron-DeepSpeed": MEGATRON_DEEPSPEED}
 ROWS = [pytest.param(row, id=f"{name} {row.label or row.options[0]}") for name in TABLES for row in TABLES[name]]
@@ -50,7 +50,7 @@ def test_each_row_names_tests_that_exist_or_functions_of_megatron(row):
     for function in set(row.shown_by) - set(tests):
         assert re.fullmatch(r"[\w.]+:[\w.]+", function), function
     assert row.shown_by
-    assert tests or isinstance(row, Refused)
+    assert tests or isinstance(row, Refused | Untried)
     assert all(re.fullmatch("--[a-z][a-z0-9-]+", option) for option in row.options)
 
 
@@ -76,8 +76,9 @@ TABLE = (
     ),
     Refused(options=("--elsewhere",), why="another function knows", checked_by="it", shown_by=()),
     Untried(options=("--new",), why="nobody has a machine", shown_by=()),
+    NotNeeded(options=("--old",), why="the file says it", shown_by=()),
 )
-NOTHING = dict.fromkeys(("good", "bad", "worse", "low", "size", "elsewhere", "new"))
+NOTHING = dict.fromkeys(("good", "bad", "worse", "low", "size", "elsewhere", "new", "old"))
 
 
 def test_every_refusal_is_listed_and_not_the_first_alone():
@@ -96,7 +97,9 @@ def test_every_refusal_is_listed_and_not_the_first_alone():
     assert list(refusals(TABLE, Namespace(**NOTHING), (of_values,))) == []
 
 
-def test_what_no_test_has_tried_is_reported():
-    line = "best-fit packing: --new is accepted but not tested with packed samples: nobody has a machine"
-    assert untried(TABLE, Namespace(**NOTHING | {"new": 2, "bad": 1})) == [line]
-    assert untried(TABLE, Namespace(**NOTHING)) == []
+def test_what_no_test_has_tried_and_what_is_ignored_is_reported():
+    assert remarks(TABLE, Namespace(**NOTHING | {"new": 2, "bad": 1, "old": "x"})) == [
+        "best-fit packing: --new is accepted but not tested with packed samples: nobody has a machine",
+        "best-fit packing: --old is not needed: the file says it",
+    ]
+    assert remarks(TABLE, Namespace(**NOTHING)) == []

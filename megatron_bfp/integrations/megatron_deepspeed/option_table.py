@@ -1,7 +1,7 @@
 """What Megatron-DeepSpeed's options do with ``--data-impl bfp``, in the order of the documentation: data, batches,
 parallelism, attention and layers, other kinds of samples and losses."""
 
-from ..option_table import Refused, Row, Works
+from ..option_table import Refused, Row, Untried, Works
 from .option_conditions import curriculum, other_layers, other_loader, saves_rotary_table, ulysses_without_flash
 
 _TESTS = "tests/integration/test_real_megatron_deepspeed.py::"
@@ -9,8 +9,6 @@ _DATA = "tests/integration/test_real_megatron_deepspeed_data.py::"
 _BALANCE = "tests/integration/test_real_megatron_deepspeed_balance.py::"
 _CHECKS = "tests/integrations/test_megatron_deepspeed_options.py::"
 
-_KERNEL = "its kernel takes no boundaries"
-_OF_ANOTHER_KIND = "it is for samples of another kind"
 
 OPTIONS: tuple[Row, ...] = (
     Works(
@@ -116,18 +114,32 @@ OPTIONS: tuple[Row, ...] = (
             "tests/gpu/test_gpu_megatron_deepspeed.py::test_flash_attention_is_that_of_the_documents_alone",
         ),
     ),
+    Untried(
+        options=("--use-flash-attn-v1",),
+        label="`--use-flash-attn`, `--use-flash-attn-v1`",
+        why="flash-attn 1 takes boundaries like version 2, but has not been run with them",
+        shown_by=(
+            "tests/integrations/test_megatron_deepspeed_model.py::test_attention_is_that_of_the_documents_alone",
+        ),
+    ),
     Works(
         options=("--no-masked-softmax-fusion",),
         label="half precision without flash attention",
         how="the fused softmax ignores masks, so `--no-masked-softmax-fusion` is added, with a line in the log. "
         "`--use-flash-attn-v2` is faster and needs less memory",
-        shown_by=(_CHECKS + "test_the_fused_softmax_is_switched_off_with_a_line",),
+        shown_by=(
+            _DATA + "test_scripts_of_megatron_deepspeed_train_as_they_are",
+            _CHECKS + "test_the_fused_softmax_is_switched_off_with_a_line",
+        ),
     ),
     Refused(
         options=("--use-flash-attn-triton", "--use-flash-attn-builder"),
-        why=_KERNEL,
+        why="its kernel takes no boundaries",
         instead="use --use-flash-attn-v2",
-        shown_by=("megatron.model.transformer:FlashSelfAttentionTriton.forward",),
+        shown_by=(
+            "megatron.model.transformer:FlashSelfAttentionTriton.forward",
+            "megatron.model.transformer:FlashSelfAttention.forward",
+        ),
     ),
     Refused(
         options=("--transformer-impl",),
@@ -203,7 +215,7 @@ OPTIONS: tuple[Row, ...] = (
         label="ready-made index files: `--train-idx-path`, `--train-desc-path`, `--train-doc-idx-path`, "
         "`--train-sample-idx-path`, `--train-shuffle-idx-path`, and `--train-data-exact-num-epochs`, "
         "`--return-data-index`",
-        why=_OF_ANOTHER_KIND,
+        why="it is for samples that concatenate documents",
         instead="leave it out",
         shown_by=("megatron.data.gpt_dataset:_build_index_mappings",),
     ),

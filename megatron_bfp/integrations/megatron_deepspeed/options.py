@@ -4,6 +4,7 @@ one is set."""
 import argparse
 import inspect
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -14,9 +15,10 @@ from ...console import say
 from ...errors import OptionError, UnsupportedMegatronError
 from ...samples.blends import check_weights
 from ..balance import check_balance_batches
+from ..data_impl import data_impls
 from ..hooks import check_hooks
 from ..option_table import refusals as refused_by
-from ..option_table import untried
+from ..option_table import remarks
 from ..packing_options import add_packing_options
 from ..refusals import rank
 from .option_conditions import fuses_softmax
@@ -51,6 +53,7 @@ def check_options(validate_args: Callable, hooked: Iterable[str]) -> Callable:
     """
 
     def validate_and_check_args(args: argparse.Namespace, defaults: dict[str, Any] = {}) -> Any:  # noqa: B006
+        prefer_packing(args)
         args = validate_args(args, defaults)
         if fuses_softmax(args):
             args.masked_softmax_fusion = False
@@ -58,11 +61,20 @@ def check_options(validate_args: Callable, hooked: Iterable[str]) -> Callable:
         check(args)
         check_data_paths(args, most_corpora())
         check_hooks(hooked)
-        for line in untried(OPTIONS, args):
+        for line in remarks(OPTIONS, args):
             _say_once(line)
         return args
 
     return validate_and_check_args
+
+
+def prefer_packing(args: argparse.Namespace) -> None:
+    """Let ``--data-impl bfp`` win over other values, of which the parser keeps the last: they name the format of the
+    .bin/.idx, as all of Megatron-DeepSpeed's scripts do."""
+    others = sorted(set(data_impls(sys.argv)) - {"bfp"})
+    if others:
+        args.data_impl = "bfp"
+        _say_once(f"best-fit packing: --data-impl bfp is used, not --data-impl {others[0]}, which is there too")
 
 
 def _say_once(line: str) -> None:

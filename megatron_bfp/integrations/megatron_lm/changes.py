@@ -135,8 +135,11 @@ def _take_off_data_impl(_: ModuleType) -> None:
     sys.argv[:] = without_data_impl(sys.argv)
 
 
+OPTIONS = "megatron.training.arguments"
+"""The module that parses options."""
+
 HOOKS: dict[str, Hook] = {
-    "megatron.training.arguments": _change_arguments,
+    OPTIONS: _change_arguments,
     "megatron.core.datasets.blended_megatron_dataset_builder": _change_builder,
     "megatron.core.models.backends": _change_local_layers,
     "megatron.core.models.gpt.heterogeneous.heterogeneous_layer_specs": _change_heterogeneous_layers,
@@ -149,5 +152,5 @@ HOOKS: dict[str, Hook] = {
 }
 """Module -> what is done to it right after its import with ``--data-impl bfp``."""
 
-HOOKS_FOR_MMAP: dict[str, Hook] = {"megatron.training.arguments": _take_off_data_impl}
+HOOKS_FOR_MMAP: dict[str, Hook] = {OPTIONS: _take_off_data_impl}
 """The same with ``--data-impl mmap``."""

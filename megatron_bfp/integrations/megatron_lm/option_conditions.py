@@ -6,10 +6,15 @@ Each condition takes the options, before or after Megatron-LM validated them, an
 import argparse
 
 
-def other_loader(args: argparse.Namespace) -> str | None:
+def external_loader(args: argparse.Namespace) -> str | None:
+    """A loader of the script's own."""
+    return "--dataloader-type external" if getattr(args, "dataloader_type", None) == "external" else None
+
+
+def other_order(args: argparse.Namespace) -> str | None:
     """A loader that does not read samples one after another."""
     kind = getattr(args, "dataloader_type", None)
-    return None if kind in (None, "single") else f"--dataloader-type {kind}"
+    return None if kind in (None, "single", "external") else f"--dataloader-type {kind}"
 
 
 def transformer_engine(args: argparse.Namespace) -> str | None:

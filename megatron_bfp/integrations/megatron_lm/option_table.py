@@ -1,13 +1,14 @@
 """What Megatron-LM's options do with ``--data-impl bfp``, in the order of the documentation: data, batches,
 parallelism, layers and kernels, other kinds of samples."""
 
-from ..option_table import Refused, Row, Untried, Works
+from ..option_table import NotNeeded, Refused, Row, Untried, Works
 from .option_conditions import (
     CAPTURES_NO_ATTENTION,
     captures_attention,
     captures_other_modules,
+    external_loader,
     joins_rows_for_allgather,
-    other_loader,
+    other_order,
     transformer_engine,
 )
 
@@ -18,7 +19,6 @@ _SPLIT_ROWS = "tests/integration/test_real_megatron_lm_context_parallel.py::"
 _CHECKS = "tests/integrations/test_megatron_lm_options.py::"
 _LAYERS = "tests/integrations/test_megatron_lm_attention.py::"
 
-_PACKED_BY_ITSELF = "its samples are packed by its own dataset"
 _STATE = "a state space layer would carry its state across documents"
 _IN_CONTEXT_PARALLEL = "--context-parallel-size above 1"
 _BY_CONTEXT_CHECK = "check_context_parallelism"
@@ -36,7 +36,7 @@ OPTIONS: tuple[Row, ...] = (
     Refused(
         options=(),
         label="object storage (`s3://` and the like)",
-        why="samples are read from memory maps",
+        why="samples are read from local files",
         instead="copy the dataset to disk",
         checked_by="BFPGPTDataset",
         shown_by=(_TESTS + "test_what_cannot_be_honoured_is_refused",),
@@ -53,11 +53,10 @@ OPTIONS: tuple[Row, ...] = (
         how="about as many documents in every sequence, without padding",
         shown_by=(_BALANCE + "test_the_option_of_even_sequences_arrives",),
     ),
-    Refused(
+    NotNeeded(
         options=("--per-dataset-sequences-path",),
         why="counts come from the .idx itself, which is opened in constant time",
-        instead="leave it out",
-        shown_by=("megatron.core.datasets.gpt_dataset:GPTDatasetConfig",),
+        shown_by=(_DATA + "test_options_of_data_keep_their_meaning",),
     ),
     Works(
         options=("--seq-length",),
@@ -89,10 +88,18 @@ OPTIONS: tuple[Row, ...] = (
     Refused(
         options=("--dataloader-type",),
         label="`--dataloader-type cyclic`",
-        condition=other_loader,
+        condition=other_order,
         why="the order of samples would depend on the data-parallel size",
         instead="leave it out, packed samples are shuffled anyway",
         shown_by=("megatron.training.datasets.data_samplers:MegatronPretrainingRandomSampler",),
+    ),
+    Refused(
+        options=("--dataloader-type",),
+        label="`--dataloader-type external`",
+        condition=external_loader,
+        why="Megatron-LM takes what the script builds for a loader, and packed samples are a dataset",
+        instead="leave it out",
+        shown_by=("megatron.training.datasets.data_samplers:build_pretraining_data_loader",),
     ),
     Works(
         options=("--tensor-model-parallel-size", "--pipeline-model-parallel-size"),
@@ -120,6 +127,14 @@ OPTIONS: tuple[Row, ...] = (
         why="pipeline stages would exchange shapes, which this dispatcher does not allow",
         instead="give --moe-token-dispatcher-type alltoall, or 1 for both",
         shown_by=("megatron.core.transformer.transformer_config:TransformerConfig.__post_init__",),
+    ),
+    Untried(
+        options=("--use-torch-fsdp2", "--use-megatron-fsdp"),
+        why="they hand boundaries on to the model, but have not been run yet",
+        shown_by=(
+            "megatron.core.distributed.data_parallel_base:_BaseDataParallel.forward",
+            "megatron.core.distributed.fsdp.src.megatron_fsdp.megatron_fsdp:MegatronFSDP.forward",
+        ),
     ),
     Works(
         options=("--context-parallel-size",),
@@ -153,9 +168,9 @@ OPTIONS: tuple[Row, ...] = (
     ),
     Refused(
         options=("--hybrid-context-parallel",),
-        why="Megatron-LM does not support it with document masking",
+        why="it sends each document of a sample to other ranks, and expects documents that are aligned to them",
         instead="give --context-parallel-size",
-        shown_by=("pretrain_gpt:get_batch",),
+        shown_by=("megatron.core.datasets.data_schedule:HybridCPDataLoaderWrapper",),
     ),
     Works(
         options=("--transformer-impl",),
@@ -207,7 +222,10 @@ OPTIONS: tuple[Row, ...] = (
         why="where attention is captured, a graph cannot take the document boundaries of each micro-batch",
         instead="leave it out, or give --cuda-graph-modules with nothing but "
         + ", ".join(sorted(CAPTURES_NO_ATTENTION)),
-        shown_by=("megatron.core.transformer.cuda_graphs:_CudaGraphRunner",),
+        shown_by=(
+            "megatron.core.transformer.transformer_layer:TransformerLayer._te_cuda_graph_replay",
+            "megatron.core.transformer.cuda_graphs:_CudaGraphRunner.get_mismatch_errors",
+        ),
     ),
     Refused(
         options=("--fim-data",),
@@ -218,11 +236,6 @@ OPTIONS: tuple[Row, ...] = (
         options=("--sft",),
         why="its samples are conversations, packed by its own dataset",
         shown_by=("megatron.training.datasets.sft_dataset:SFTDataset",),
-    ),
-    Refused(
-        options=("--use-varlen-dataset",),
-        why=_PACKED_BY_ITSELF,
-        shown_by=("megatron.training.datasets.varlen_dataset:VarlenDataset",),
     ),
     Refused(
         options=("--perform-rl-step",),
@@ -240,7 +253,10 @@ OPTIONS: tuple[Row, ...] = (
         why="options on the command line would not count",
         instead="give all options on the command line",
         checked_by="parsed_options",
-        shown_by=(_CHECKS + "test_options_from_elsewhere_are_refused",),
+        shown_by=(
+            _CHECKS + "test_options_from_elsewhere_are_refused",
+            "megatron.training.yaml_arguments:load_yaml",
+        ),
     ),
 )
 """Every option that this package knows something about. Options without a row do not concern samples or boundaries."""

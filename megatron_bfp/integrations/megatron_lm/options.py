@@ -13,7 +13,7 @@ from ...samples.blends import check_weights
 from ..balance import check_balance_batches
 from ..hooks import check_hooks
 from ..option_table import refusals as refused_by
-from ..option_table import untried
+from ..option_table import remarks
 from ..packing_options import add_packing_options
 from ..refusals import rank
 from .option_conditions import joins_rows_between_stages
@@ -58,7 +58,7 @@ def check_options(validate_args: Callable, hooked: Iterable[str]) -> Callable:
         if joins_rows_between_stages(args):
             exchange_shapes(args)
         if rank() == 0:
-            for line in untried(OPTIONS, args):
+            for line in remarks(OPTIONS, args):
                 say(line)
         return result
 
