@@ -19,6 +19,7 @@ from .boundaries import InvalidBoundaries, join_rows
 from .first_step_report import Report, agree, gather_reports, raise_first_fault
 from .mixers import JOINED_ROWS_ONLY, has_class, kind_of, mixers_of
 from .positions import PositionsSeen, kind_of_rotation, rotates
+from .rotations import WatchedRotations
 
 
 def packed_seq_params_of(arguments: tuple, keywords: dict[str, Any]) -> Any:
@@ -36,6 +37,7 @@ class BoundaryCheck:
         replica, stage: as ``Report``'s.
         boundaries_of: gets the arguments and keywords of a forward call; returns the boundaries among them, as
             ``joined_boundaries`` takes them, or None.
+        context_ranks, context_rank: into how many context-parallel ranks rows are split, and which this is.
 
     Attributes:
         unknown: modules that would not keep to boundaries, or are not known; one line each.
@@ -49,6 +51,8 @@ class BoundaryCheck:
         replica: int = 0,
         stage: int = 0,
         boundaries_of: Callable[[tuple, dict[str, Any]], Any] = packed_seq_params_of,
+        context_ranks: int = 1,
+        context_rank: int = 0,
     ) -> None:
         self.row_length, self.replica, self.stage = row_length, replica, stage
         self.boundaries_of = boundaries_of
@@ -57,9 +61,10 @@ class BoundaryCheck:
         self.faults: list[str] = []
         self.seen: dict[str, dict[bytes, None]] = {}  # of each module, in the order of micro-batches
         self.batches: dict[bytes, None] = {}  # a dict keeps the order, and one entry where layers are recomputed
-        self.positions = PositionsSeen(row_length)
+        self.positions = PositionsSeen(row_length, context_ranks, context_rank)
+        self.rotations = WatchedRotations(self.positions.note_rotation)
         self.rows_hold_documents = False  # a row was seen that holds more than one
-        self.digests: dict[tuple, tuple] = {}  # keeps each object, so that no other can get its id
+        self.known: dict[tuple, tuple] = {}  # keeps each object, so that no other can get its id
         self.handles: list[Any] = []
         models = list(models)
         for number, model in enumerate(models):
@@ -75,6 +80,7 @@ class BoundaryCheck:
         for name, module in model.named_modules():
             if has_class(module, {"Attention", "ParallelAttention"}):
                 self._hook(module, self._record_rotation(prefix + name, module, rotation))
+                self.rotations.watch(module)
             elif getattr(module, "position_embeddings", None) is not None:
                 self._hook(module, self._record_embedding())
 
@@ -90,7 +96,7 @@ class BoundaryCheck:
                 self.faults.append(f"{name} ({kind_of(module)}) got no document boundaries")
                 return
             try:
-                self.seen.setdefault(name, {})[self._digest(boundaries)] = None
+                self.seen.setdefault(name, {})[self._joined(boundaries)[1]] = None
                 _check_form(module, boundaries)
             except InvalidBoundaries as error:
                 self.faults.append(f"{name} ({kind_of(module)}) got boundaries that {error.reason}")
@@ -100,7 +106,11 @@ class BoundaryCheck:
     def _record_rotation(self, name: str, module: nn.Module, rotation: str) -> Callable:
         def record(_: nn.Module, arguments: tuple, keywords: dict[str, Any]) -> None:
             boundaries = self.boundaries_of(arguments, keywords)
-            self.positions.note_rotation(name, rotation, rotates(module, keywords), _form(boundaries) == "thd")
+            try:
+                joined = None if boundaries is None else self._joined(boundaries)[0]
+            except InvalidBoundaries:
+                joined = None  # a fault of the core attention, which gets them next
+            self.positions.enter(name, rotation if rotates(module, keywords) else None, joined)
 
         return record
 
@@ -114,17 +124,21 @@ class BoundaryCheck:
 
         return record
 
-    def _digest(self, boundaries: Any) -> bytes:
+    def _joined(self, boundaries: Any) -> tuple[Tensor, bytes]:
+        """Boundaries as ``joined_boundaries`` gives them, and their digest."""
         tensor = getattr(boundaries, "cu_seqlens_q", boundaries)
         key = (id(boundaries), id(tensor), tensor._version)
-        if key not in self.digests:
+        if key not in self.known:
             joined = joined_boundaries(boundaries)
             self._note_documents(tensor, joined)
-            self.digests[key] = (boundaries, tensor, digest(joined))
-        return self.digests[key][2]
+            self.known[key] = (boundaries, tensor, (joined, digest(joined)))
+        return self.known[key][2]
 
     def _note_documents(self, cu_seqlens: Tensor, joined: Tensor) -> None:
-        rows = len(cu_seqlens) if cu_seqlens.dim() == 2 else int(joined[-1]) // (self.row_length or int(joined[-1]))
+        if self.row_length:
+            rows = int(joined[-1]) // self.row_length
+        else:
+            rows = len(cu_seqlens) if cu_seqlens.dim() == 2 else 1
         self.rows_hold_documents |= len(joined) - 1 > rows
 
     def read(self, cu_seqlens: Tensor) -> None:
@@ -194,7 +208,8 @@ class BoundaryCheck:
         for handle in self.handles:
             handle.remove()
         self.handles.clear()
-        self.digests.clear()
+        self.known.clear()
+        self.rotations.remove()
 
 
 def joined_boundaries(boundaries: Any) -> Tensor:

@@ -50,6 +50,8 @@ def watch(forward_backward: Callable, models: list[Any], args: argparse.Namespac
         args.seq_length,
         parallel_state.get_data_parallel_rank(),
         parallel_state.get_pipeline_model_parallel_rank(),
+        context_ranks=parallel_state.get_context_parallel_world_size(),
+        context_rank=parallel_state.get_context_parallel_rank(),
     )
     check.refuse_unknown()
     was_checked = False
