@@ -7,6 +7,7 @@ in every layer, on every rank. ``first_step_report.agree`` compares the ranks' r
 afterwards the hooks are gone and cost nothing.
 """
 
+import contextlib
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -105,11 +106,10 @@ class BoundaryCheck:
 
     def _record_rotation(self, name: str, module: nn.Module, rotation: str) -> Callable:
         def record(_: nn.Module, arguments: tuple, keywords: dict[str, Any]) -> None:
-            boundaries = self.boundaries_of(arguments, keywords)
-            try:
-                joined = None if boundaries is None else self._joined(boundaries)[0]
-            except InvalidBoundaries:
-                joined = None  # a fault of the core attention, which gets them next
+            boundaries, joined = self.boundaries_of(arguments, keywords), None
+            if boundaries is not None and torch.is_grad_enabled():
+                with contextlib.suppress(InvalidBoundaries):  # a fault of the core attention, which gets them next
+                    joined = self._joined(boundaries)[0]
             self.positions.enter(name, rotation if rotates(module, keywords) else None, joined)
 
         return record
@@ -119,7 +119,7 @@ class BoundaryCheck:
             if arguments and isinstance(arguments[0], tuple):
                 arguments = arguments[0]  # DeepSpeed's pipelines pass everything in one
             ids = keywords.get("position_ids", arguments[1] if len(arguments) > 1 else None)
-            if isinstance(ids, Tensor) and ids.numel():
+            if isinstance(ids, Tensor) and ids.numel() and torch.is_grad_enabled():
                 self.positions.note_embedding(ids)
 
         return record

@@ -1,9 +1,9 @@
 """What a training step shows of positions: whether they restart in each document or run on through the sequence.
 
-Position ids of an embedding can be looked at. Rotary positions cannot: what decides is which angles a function applies
-to which tokens, and that depends on the kernel, on its version and on the boundaries it gets. So ``rotations`` gives the
-same function the same vector at every position. What comes back depends on the position alone: two tokens with equal
-positions have equal vectors, and neighbours whose positions differ by one are equally far apart everywhere.
+Position ids of an embedding can be looked at. Rotary positions cannot: which angles a function applies to which tokens
+depends on the kernel, on its version and on the boundaries it gets. So ``rotations`` calls the same function with one
+vector at every position. What comes back depends on the position alone: tokens with equal positions have equal vectors,
+and neighbours whose positions differ by one are equally far apart everywhere.
 """
 
 from collections import Counter

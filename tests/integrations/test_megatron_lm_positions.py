@@ -1,6 +1,7 @@
 """Rotary positions of joined rows with ``--data-impl bfp``: those of the rows, in megatron-core's own models."""
 
 import argparse
+import functools
 import inspect
 
 import pytest
@@ -9,130 +10,23 @@ pytest.importorskip("torch")
 pytest.importorskip("megatron.core.models.gpt")
 
 import torch
-from helpers.megatron_helpers import initialize_megatron
+from helpers.rotary_models import KINDS, LENGTH, hook_rotations, joined, make_model, run
 from megatron.core.fusions import fused_mla_yarn_rope_apply
 from megatron.core.models.common.embeddings import rope_utils, rotary_pos_embedding
-from megatron.core.models.gpt import GPTModel
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
-from megatron.core.packed_seq_params import PackedSeqParams
-from megatron.core.transformer import attention, multi_latent_attention
-from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 
-from megatron_bfp.attention.boundary_check import BoundaryCheck
 from megatron_bfp.errors import IntegrationError
-from megatron_bfp.integrations.megatron_lm import options
 from megatron_bfp.integrations.megatron_lm.changes import HOOKS
 from megatron_bfp.integrations.megatron_lm.positions import rotate_by_rows
-from megatron_bfp.megatron_core.attention import document_boundaries, with_document_attention
-
-LENGTH, VOCAB = 16, 32
-CU_SEQLENS = torch.tensor(
-    [[0, 5, 9, *[LENGTH] * (LENGTH - 2)], [0, 1, 3, 10, *[LENGTH] * (LENGTH - 3)]], dtype=torch.int32
-)
-MLA = {"multi_latent_attention": True, "q_lora_rank": 16, "kv_lora_rank": 8}
-KINDS = {
-    "RoPE": {},
-    "partial": {"rotary_percent": 0.5},
-    "interleaved": {"rotary_interleaved": True},
-    "YaRN": {"position_embedding_type": "yarn"},
-    "MLA": MLA | {"rope_type": "rope"},
-    "MLA with YaRN": MLA | {"rope_type": "yarn", "rotary_scaling_factor": 4.0},
-}
-YARN = {
-    "rotary_scaling_factor": 4.0,
-    "original_max_position_embeddings": 8,
-    "beta_fast": 32.0,
-    "beta_slow": 1.0,
-    "mscale": 1.0,
-    "mscale_all_dim": 0.0,
-    "correction_range_round_to_int": True,
-}
-ARGS = argparse.Namespace(seq_length=LENGTH, reset_position_ids=False)
 
 
 @pytest.fixture
 def hooked(monkeypatch):
-    """Rotation as after the hooks: what importing the modules anew would give; gets other options by ``args``."""
-    args = argparse.Namespace(**vars(ARGS))
-    monkeypatch.setattr(options, "parsed_options", lambda: args)
-    for module in (rope_utils, fused_mla_yarn_rope_apply):
-        for name in [name for name in vars(module) if "rotary" in name or name.startswith("fused_")]:
-            monkeypatch.setattr(module, name, getattr(module, name))
-    monkeypatch.setattr(rotary_pos_embedding, "_change", None, raising=False)
-    HOOKS[rope_utils.__name__](rope_utils)
-    HOOKS[fused_mla_yarn_rope_apply.__name__](fused_mla_yarn_rope_apply)
-    for module in (attention, multi_latent_attention, rotary_pos_embedding):
-        monkeypatch.setattr(module, "apply_rotary_pos_emb", rope_utils.apply_rotary_pos_emb)
-    embedding = rotary_pos_embedding.RotaryEmbedding
-    for name in ("get_emb", "get_rotary_seq_len"):
-        monkeypatch.setattr(embedding, name, getattr(embedding, name))
-    HOOKS[rotary_pos_embedding.__name__](rotary_pos_embedding)
-    return args
-
-
-def make_model(monkeypatch, position_embedding_type="rope", rotary_percent=1.0, **changes):
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: "cpu")  # where angles are
-    monkeypatch.setattr(multi_latent_attention, "HAVE_TE", False)  # true in 0.16 even where it is not installed
-    initialize_megatron()
-    torch.manual_seed(3)
-    config_class = MLATransformerConfig if "multi_latent_attention" in changes else TransformerConfig
-    if config_class is MLATransformerConfig:
-        changes |= {"qk_head_dim": 8, "qk_pos_emb_head_dim": 8, "v_head_dim": 8}
-    config = config_class(
-        num_layers=1,
-        hidden_size=32,
-        num_attention_heads=2,
-        normalization="RMSNorm",
-        add_bias_linear=False,
-        use_cpu_initialization=True,
-        apply_rope_fusion=False,
-        gradient_accumulation_fusion=False,
-        persist_layer_norm=False,
-        hidden_dropout=0.0,
-        attention_dropout=0.0,
-        **changes,
-    )
-    for name, value in YARN.items():  # Megatron-LM gives them to the configuration in the same way
-        setattr(config, f"yarn_{name}", value)
-    spec = get_gpt_layer_local_spec(normalization="RMSNorm", multi_latent_attention="multi_latent_attention" in changes)
-    return GPTModel(
-        config,
-        with_document_attention(spec, kernel="sdpa"),
-        VOCAB,
-        LENGTH,
-        position_embedding_type=position_embedding_type,
-        rotary_percent=rotary_percent,
-    )
-
-
-def joined(cu_seqlens=CU_SEQLENS):
-    """As Megatron-LM joins rows."""
-    offsets = LENGTH * torch.arange(len(cu_seqlens), dtype=torch.int32)[:, None]
-    flat = torch.unique_consecutive((cu_seqlens + offsets).flatten())
-    longest = int(flat.diff().max())
-    return PackedSeqParams("thd", flat, flat, max_seqlen_q=longest, max_seqlen_kv=longest)
-
-
-def run(model, is_joined):
-    """Logits by rows, what attention got as queries and keys, and what was seen of positions."""
-    tokens = torch.arange(2 * LENGTH).view(2, LENGTH) % VOCAB
-    positions = torch.arange(LENGTH).expand(2, LENGTH)
-    boundaries = document_boundaries(CU_SEQLENS)
-    if is_joined:
-        tokens, positions, boundaries = tokens.view(1, -1), positions.reshape(1, -1), joined()
-    got = []
-    core = model.decoder.layers[0].self_attention.core_attention
-    handle = core.register_forward_pre_hook(lambda _, arguments: got.extend(arguments[:2]))
-    check = BoundaryCheck([model], row_length=LENGTH if is_joined else None)
-    logits = model(tokens, positions, None, packed_seq_params=boundaries)
-    handle.remove()
-    by_rows = [tensor if is_joined else tensor.transpose(0, 1).flatten(0, 1) for tensor in got]
-    return logits.view(2, LENGTH, -1), by_rows, check.conclude().split("; ")[1]
+    return hook_rotations(monkeypatch)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_joined_rows_are_rotated_as_rows_that_are_not_joined(hooked, monkeypatch, kind):
-    model = make_model(monkeypatch, **KINDS[kind])
+    model = make_model(monkeypatch, kind)
     (logits, expected, text), (joined_logits, got, joined_text) = run(model, False), run(model, True)
     assert all(torch.equal(one, other) for one, other in zip(got, expected, strict=True))
     assert torch.allclose(joined_logits, logits, atol=1e-5)
@@ -141,8 +35,88 @@ def test_joined_rows_are_rotated_as_rows_that_are_not_joined(hooked, monkeypatch
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_control_without_the_hook_positions_restart_and_are_seen_to(monkeypatch, kind):
-    model = make_model(monkeypatch, **KINDS[kind])
+    model = make_model(monkeypatch, kind)
     (_, expected, text), (_, got, joined_text) = run(model, False), run(model, True)
     assert not any(torch.equal(one, other) for one, other in zip(got, expected, strict=True))
     assert text.endswith("run on through the sequence")
     assert joined_text.endswith("rotary positions restart in each document")
+
+
+def test_positions_restart_with_reset_position_ids(hooked, monkeypatch):
+    hooked.reset_position_ids = True
+    _, _, text = run(make_model(monkeypatch, "RoPE"), True)
+    assert text == "rotary positions restart in each document"
+
+
+def rotation(length, *, fused=False):
+    """The function that rotates, its first arguments and its keywords, for so many joined positions in one document."""
+    config = argparse.Namespace(apply_rope_fusion=fused, rotary_interleaved=False, multi_latent_attention=False)
+    table = torch.arange(float(LENGTH))[:, None, None, None] * torch.tensor([1.0, 0.1, 1.0, 0.1])
+    boundaries = torch.tensor([0, length], dtype=torch.int32)
+    return torch.randn(length, 2, 4), table, {"config": config, "cu_seqlens": boundaries}
+
+
+def rotated(tensor, table, mscale=1.0):
+    """By megatron-core's own function for rows, of which ``tensor`` is one."""
+    return rope_utils._apply_rotary_pos_emb_bshd(tensor[:, None], table[: len(tensor)], mscale=mscale)[:, 0]
+
+
+def test_other_scripts_and_other_lengths_are_left_alone(hooked):
+    """A document alone, shorter than a row, is rotated as without the hooks; so is what is no run of ours."""
+    for length, args in (5, hooked), (LENGTH, None):
+        tensor, table, given = rotation(length)
+        calls = []
+
+        def recorded(t, freqs, config, cu_seqlens=None, calls=calls):
+            calls.append(cu_seqlens)
+
+        rotate_by_rows(recorded, lambda args=args: args)(tensor, table, **given)
+        assert calls[0] is given["cu_seqlens"]
+
+
+def test_the_scale_of_yarn_is_not_lost_where_rotation_is_fused(hooked, monkeypatch):
+    """megatron-core 0.19 hands joined rows to a kernel without their scale; rows that are not joined it does not."""
+
+    def lose_scale(tensor, cu_seqlens, freqs, **_):
+        raise AssertionError("no scale")
+
+    monkeypatch.setattr(rope_utils, "fused_apply_rotary_pos_emb_thd", lose_scale)
+    tensor, table, given = rotation(2 * LENGTH, fused=True)
+    got = rope_utils.apply_rotary_pos_emb(tensor, table, mscale=1.5, **given)
+    assert torch.equal(got, torch.cat([rotated(row, table, 1.5) for row in tensor.split(LENGTH)]))
+    with pytest.raises(AssertionError, match="no scale"):
+        rope_utils.apply_rotary_pos_emb(tensor, table, **given)  # without a scale, the kernel
+
+
+@pytest.mark.parametrize("name, tensors", [("fused_apply_mla_rope_for_q", 1), ("fused_apply_mla_rope_for_kv", 2)])
+def test_fused_rotations_get_the_boundaries_of_rows(hooked, monkeypatch, name, tensors):
+    """Their kernels need a GPU; this is what they are called with, by position as multi-latent attention does."""
+    original = inspect.unwrap(getattr(fused_mla_yarn_rope_apply, name))
+    calls = []
+
+    @functools.wraps(original)
+    def recorded(*arguments):
+        calls.append(arguments)
+
+    rotate = rotate_by_rows(recorded, lambda: hooked)
+    given, tables = [torch.zeros(2 * LENGTH, 2, 8)] * tensors, [torch.zeros(LENGTH, 1, 1, 4)] * 2
+    sizes = [4] * (len(inspect.signature(original).parameters) - tensors - len(tables) - 4)
+    rotate(*given, *tables, *sizes, joined().cu_seqlens_q, 0, 1)
+    (call,) = calls
+    assert call[tensors + len(tables) + len(sizes)].tolist() == [0, LENGTH, 2 * LENGTH]
+    assert getattr(fused_mla_yarn_rope_apply, name).rotates_by_rows
+    with pytest.raises(
+        IntegrationError, match="rotary angles of 9 positions for rows of 16; give --reset-position-ids"
+    ):
+        rotate(*given, tables[0][:9], tables[1][:9], *sizes, joined().cu_seqlens_q, 0, 1)
+    rotate(*given, *tables, *sizes, None, 0, 1)  # rows that are not joined
+    assert calls[-1][tensors + len(tables) + len(sizes)] is None
+
+
+def test_a_table_of_rows_is_never_made_for_a_rotation_that_would_take_it_amiss(hooked, monkeypatch):
+    """Megatron-LM's main takes a table longer than the longest document for one of all joined positions."""
+    embedding, before = rotary_pos_embedding.RotaryEmbedding, rotary_pos_embedding.RotaryEmbedding.get_rotary_seq_len
+    for rotate in (lambda t, freqs: t, None):  # of another version
+        monkeypatch.setattr(rotary_pos_embedding, "apply_rotary_pos_emb", rotate)
+        HOOKS[rotary_pos_embedding.__name__](rotary_pos_embedding)
+        assert embedding.get_rotary_seq_len is before

@@ -100,7 +100,9 @@ def _change_rotary_embedding(module: ModuleType) -> None:
     from .positions import as_long_as_rows
 
     _change_rotary_angles(module)
-    if hasattr(getattr(module, "apply_rotary_pos_emb", None), "rotates_by_rows"):  # else it would take a long table amiss
+    if hasattr(
+        getattr(module, "apply_rotary_pos_emb", None), "rotates_by_rows"
+    ):  # else it would take a long table amiss
         _wrap(module.RotaryEmbedding, "get_rotary_seq_len", "packed_seq_params", as_long_as_rows)
 
 

@@ -1,9 +1,9 @@
 """Rotary positions with ``--data-impl bfp``: 0 .. L - 1 over each row, as in a run without packing.
 
-Megatron-LM joins the rows of a micro-batch. Whatever rotates joined rows gets boundaries, those of documents, and
-starts from position 0 at each. ``rotate_by_rows`` gives it the boundaries of rows instead. Any kernel then rotates as it does
-for unpacked rows, fused ones included, and has fewer boundaries to look at; attention keeps those of documents.
-With ``--reset-position-ids`` nothing is changed.
+Megatron-LM joins the rows of a micro-batch. Whatever rotates joined rows gets the boundaries of documents, and starts
+from position 0 at each. ``rotate_by_rows`` gives it the boundaries of rows instead. Any kernel, fused or not, then
+rotates as it does for unpacked rows, and has fewer boundaries to look at. Attention keeps those of documents. With
+``--reset-position-ids`` nothing is changed.
 """
 
 import argparse
@@ -47,13 +47,29 @@ def rotate_by_rows(rotate: Callable, options: Options) -> Callable:
                     f"Megatron-LM made rotary angles of {len(call.arguments[table]):,} positions for rows of "
                     f"{length:,}; give --reset-position-ids, which restarts positions in each document"
                 )
-        call.arguments.update(dict.fromkeys(given, boundaries_of_rows(len(tensor), length, tensor.device)))
         if "max_seqlen" in signature.parameters:
             call.arguments["max_seqlen"] = length
+        if call.arguments.get("mscale", 1.0) != 1.0 and call.arguments["config"].apply_rope_fusion:
+            return _rotate_unjoined(rotate, call, given, length)
+        call.arguments.update(dict.fromkeys(given, boundaries_of_rows(len(tensor), length, tensor.device)))
         return rotate(*call.args, **call.kwargs)
 
     rotate_rows.rotates_by_rows = True  # type: ignore[attr-defined]
     return rotate_rows
+
+
+def _rotate_unjoined(rotate: Callable, call: inspect.BoundArguments, given: list[str], length: int) -> Tensor:
+    """Rotate rows as [L, b, heads, head size]. If rotation is fused, megatron-core 0.19 would lose YaRN's scale in
+    joined rows; with rows that are not joined it knows that the kernel takes none.
+
+    Args:
+        call: of ``rotate``, by joined rows.
+        given: names of the arguments that are boundaries.
+    """
+    first, *_ = call.arguments
+    rows = call.arguments[first].unflatten(0, (-1, length)).transpose(0, 1)
+    call.arguments.update(dict.fromkeys(given) | {first: rows, "freqs": call.arguments["freqs"][:length]})
+    return rotate(*call.args, **call.kwargs).transpose(0, 1).flatten(0, 1)
 
 
 def length_of_rows(num_positions: int, args: argparse.Namespace | None) -> int | None:

@@ -7,6 +7,7 @@ WHAT is one of
     datasets    build the datasets, print what they are and end
     without=F   leave out the hook that changes function F
     lose=R      call the model on rank R without boundaries
+    shift       call the model with the position ids of a row rotated by one
     accept=A    refuse options as always, but not attribute A of the parsed ones; A=cuda_graphs for CUDA graphs
 """
 
@@ -27,8 +28,9 @@ import megatron_bfp
 from megatron_bfp.integrations.megatron_lm import changes, options
 
 if what.startswith("without="):
-    replace = changes.replace
+    replace, wrap = changes.replace, changes._wrap
     changes.replace = lambda owner, name, *rest: name == what[8:] or replace(owner, name, *rest)
+    changes._wrap = lambda owner, name, *rest: name == what[8:] or wrap(owner, name, *rest)
 if what.startswith("accept="):
     options.REFUSED.pop(what[7:], None)
     if what == "accept=cuda_graphs":
@@ -132,12 +134,24 @@ def losing(forward_step):
     return forward_step
 
 
+def shifted(forward_step):
+    """Give each position the position id of its neighbour, and the first that of the last."""
+    from megatron.core.models.gpt import GPTModel
+
+    forward = GPTModel.forward
+    GPTModel.forward = lambda self, ids, positions, *rest, **keywords: forward(
+        self, ids, positions.roll(1, dims=-1), *rest, **keywords
+    )
+    return forward_step
+
+
 pretrain = training.pretrain
 
 
 def pretrain_watched(config, provider, model_type, forward_step, **options):
     provider = described(provider) if what == "datasets" else provider
-    forward_step = losing(forward_step) if what.startswith("lose=") else watch(forward_step)
+    change = losing if what.startswith("lose=") else shifted if what == "shift" else watch
+    forward_step = change(forward_step)
     return pretrain(config, provider, model_type, forward_step, **options)
 
 
