@@ -42,23 +42,27 @@ class WatchedRotations:
         for module in {base.__module__ for base in classes} & sys.modules.keys():
             members = vars(sys.modules[module])
             for name, num_tensors in ROTATIONS.items():
-                original = members.get(name)
+                original = getattr(members.get(name), "unwatched", members.get(name))  # a watch may have been left
                 if callable(original) and (module, name) not in self._originals:
                     self._originals[module, name] = original
-                    watched = functools.partial(self._call, original, num_tensors)
-                    members[name] = functools.update_wrapper(watched, original)
+                    members[name] = functools.update_wrapper(
+                        functools.partial(self._call, original, num_tensors), original
+                    )
+                    members[name].unwatched = original
 
     def _call(self, rotate: Callable, num_tensors: int, *arguments: Any, **keywords: Any) -> Any:
-        if not self._is_inside and len(arguments) >= num_tensors:
-            self._is_inside = True
-            try:
+        if self._is_inside:
+            return rotate(*arguments, **keywords)
+        self._is_inside = True
+        try:
+            if len(arguments) >= num_tensors:
                 constants = [torch.ones_like(tensor) for tensor in arguments[:num_tensors]]
                 with torch.no_grad():
                     rotated = rotate(*constants, *arguments[num_tensors:], **keywords)
                 self._note(rotated[0] if isinstance(rotated, tuple) else rotated)
-            finally:
-                self._is_inside = False
-        return rotate(*arguments, **keywords)
+            return rotate(*arguments, **keywords)
+        finally:
+            self._is_inside = False
 
     def remove(self) -> None:
         """Put the functions back."""

@@ -50,7 +50,8 @@ def test_positions_restart_with_reset_position_ids(hooked, monkeypatch):
 
 def rotation(length, *, fused=False):
     """The function that rotates, its first arguments and its keywords, for so many joined positions in one document."""
-    config = argparse.Namespace(apply_rope_fusion=fused, rotary_interleaved=False, multi_latent_attention=False)
+    config = argparse.Namespace(apply_rope_fusion=fused, rotary_interleaved=False, mrope_section=None)
+    config.multi_latent_attention = False
     table = torch.arange(float(LENGTH))[:, None, None, None] * torch.tensor([1.0, 0.1, 1.0, 0.1])
     boundaries = torch.tensor([0, length], dtype=torch.int32)
     return torch.randn(length, 2, 4), table, {"config": config, "cu_seqlens": boundaries}
