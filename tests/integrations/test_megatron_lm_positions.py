@@ -76,7 +76,7 @@ def test_other_scripts_and_other_lengths_are_left_alone(hooked):
 
 
 def test_the_scale_of_yarn_is_not_lost_where_rotation_is_fused(hooked, monkeypatch):
-    """megatron-core 0.19 hands joined rows to a kernel without their scale; rows that are not joined it does not."""
+    """megatron-core 0.16 and 0.19 hand joined rows to a kernel without their scale, and others not."""
 
     def lose_scale(tensor, cu_seqlens, freqs, **_):
         raise AssertionError("no scale")

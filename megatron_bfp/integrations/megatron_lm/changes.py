@@ -100,9 +100,8 @@ def _change_rotary_embedding(module: ModuleType) -> None:
     from .positions import as_long_as_rows
 
     _change_rotary_angles(module)
-    if hasattr(
-        getattr(module, "apply_rotary_pos_emb", None), "rotates_by_rows"
-    ):  # else it would take a long table amiss
+    rotate = getattr(module, "apply_rotary_pos_emb", None)
+    if hasattr(rotate, "rotates_by_rows"):  # another would take a table of rows for one of all joined positions
         _wrap(module.RotaryEmbedding, "get_rotary_seq_len", "packed_seq_params", as_long_as_rows)
 
 

@@ -49,7 +49,8 @@ def rotate_by_rows(rotate: Callable, options: Options) -> Callable:
                 )
         if "max_seqlen" in signature.parameters:
             call.arguments["max_seqlen"] = length
-        if call.arguments.get("mscale", 1.0) != 1.0 and call.arguments["config"].apply_rope_fusion:
+        is_special = call.arguments.get("mscale", 1.0) != 1.0 or call.arguments.get("mla_rotary_interleaved")
+        if is_special and call.arguments["config"].apply_rope_fusion:
             return _rotate_unjoined(rotate, call, given, length)
         call.arguments.update(dict.fromkeys(given, boundaries_of_rows(len(tensor), length, tensor.device)))
         return rotate(*call.args, **call.kwargs)
@@ -59,8 +60,8 @@ def rotate_by_rows(rotate: Callable, options: Options) -> Callable:
 
 
 def _rotate_unjoined(rotate: Callable, call: inspect.BoundArguments, given: list[str], length: int) -> Tensor:
-    """Rotate rows as [L, b, heads, head size]. If rotation is fused, megatron-core 0.19 would lose YaRN's scale in
-    joined rows; with rows that are not joined it knows that the kernel takes none.
+    """Rotate rows as [L, b, heads, head size]. The fused kernel knows neither YaRN's scale nor the interleaving of
+    multi-latent attention. megatron-core 0.19 uses it all the same for joined rows, and not for others.
 
     Args:
         call: of ``rotate``, by joined rows.
