@@ -9,6 +9,7 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import (
     get_gpt_layer_local_spec,
     get_gpt_layer_with_transformer_engine_spec,
+    get_gpt_mtp_block_spec,
 )
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer import attention, multi_latent_attention
@@ -64,8 +65,11 @@ def hook_rotations(monkeypatch):
     return args
 
 
-def make_model(monkeypatch, kind, size=32, transformer_engine=False, fused=False):
-    """A model of one layer: on the CPU in fp32, or of Transformer Engine's layers on a GPU in bf16."""
+def make_model(monkeypatch, kind, size=32, transformer_engine=False, fused=False, later_tokens=False):
+    """A model of one layer: on the CPU in fp32, or of Transformer Engine's layers on a GPU in bf16.
+
+    ``later_tokens`` adds a layer that predicts the token after the next.
+    """
     changes = dict(KINDS[kind])
     model_options = {
         name: changes.pop(name) for name in ("position_embedding_type", "rotary_percent") if name in changes
@@ -101,6 +105,9 @@ def make_model(monkeypatch, kind, size=32, transformer_engine=False, fused=False
     else:
         spec = get_gpt_layer_local_spec(normalization="RMSNorm", multi_latent_attention=is_multi_latent)
         spec = with_document_attention(spec, kernel="sdpa")
+    if later_tokens:
+        config.mtp_num_layers, config.mtp_loss_scaling_factor = 1, 0.1
+        model_options["mtp_block_spec"] = get_gpt_mtp_block_spec(config, spec, transformer_engine)
     model = GPTModel(config, spec, VOCAB, LENGTH, **({"position_embedding_type": "rope"} | model_options))
     return model.bfloat16().cuda() if transformer_engine else model
 

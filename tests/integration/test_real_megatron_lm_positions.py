@@ -60,6 +60,13 @@ def first_losses(output, name):
     return sum(batch[name] for batch in batches) / sum(batch["targets"] for batch in batches)
 
 
+def agree(what, values, expected, tolerance):
+    """Whether two lists of losses are equal, up to a tolerance; prints the largest difference."""
+    largest = max(abs(value - other) for value, other in zip(values, expected, strict=True))
+    print(f"\n{what}: losses differ by at most {largest:.1e}", flush=True)
+    return largest <= tolerance
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_ten_losses_are_those_of_local_layers(run, kind):
     """These get rows that are not joined, but for multi-latent attention."""
@@ -67,7 +74,7 @@ def test_ten_losses_are_those_of_local_layers(run, kind):
     by_rows, output_by_rows = run(kind, watched="plain")
     assert "2 x TEDotProductAttention" in output and "2 x DocumentAttention" in output_by_rows
     assert RUN_ON in output and RUN_ON in output_by_rows
-    assert len(joined) == 10 and losses(joined) == pytest.approx(losses(by_rows), abs=1e-6)
+    assert len(joined) == 10 and agree(f"{kind}, local layers", losses(joined), losses(by_rows), 1e-6)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -77,14 +84,15 @@ def test_the_first_loss_is_that_of_the_documents_alone(run, kind):
         # a learned position is absolute: where it runs on, a document is another than alone
         name = "unchanged" if (kind, course) == ("learned", RUN_ON) else "alone"
         assert course in output
-        assert losses(steps)[0] == pytest.approx(first_losses(output, name), abs=1e-5)
+        what = f"{kind}, {course.removesuffix('; ')}, documents {name}"
+        assert agree(what, losses(steps)[:1], [first_losses(output, name)], 1e-5)
 
 
 @pytest.mark.parametrize("kind", ["RoPE", "YaRN", "MLA"])
 def test_micro_batches_of_one_row_have_the_same_losses(run, kind):
     one, output = run(kind, *JOINED, "--micro-batch-size", 1, watched="plain")
     assert RUN_ON in output
-    assert losses(one) == pytest.approx(losses(run(kind, *JOINED)[0]), abs=1e-5)
+    assert agree(f"{kind}, micro-batches of 1 and 2", losses(one), losses(run(kind, *JOINED)[0]), 1e-5)
 
 
 def test_two_pipeline_stages_rotate_as_local_layers(run):
@@ -92,7 +100,7 @@ def test_two_pipeline_stages_rotate_as_local_layers(run):
     joined, output = run("YaRN", *JOINED, *stages, watched="plain", ranks=2)
     by_rows, _ = run("YaRN", *stages, watched="plain", ranks=2)
     assert RUN_ON in output and len(joined) == 10
-    assert losses(joined) == pytest.approx(losses(by_rows), abs=1e-6)
+    assert agree("YaRN, two pipeline stages", losses(joined), losses(by_rows), 1e-6)
 
 
 def test_control_without_the_hook_positions_restart_and_are_seen_to(run):
@@ -114,11 +122,6 @@ def test_control_shifted_positions_have_other_losses(run):
     assert abs(losses(steps)[0] - losses(run("learned", *JOINED)[0])[0]) > 1e-4
     restarted, _ = run("learned", *JOINED, "--reset-position-ids", "--train-iters", 1)
     assert abs(losses(restarted)[0] - losses(run("learned", *JOINED)[0])[0]) > 1e-4
-
-
-def test_layers_that_predict_later_tokens_are_rotated_alike(run):
-    steps, output = run("RoPE", *JOINED, "--mtp-num-layers", 1, "--train-iters", 1, watched="plain")
-    assert f"rotary {RUN_ON}" in output and len(steps) == 1
 
 
 CALLERS = """

@@ -14,6 +14,7 @@ from helpers.rotary_models import KINDS, LENGTH, hook_rotations, joined, make_mo
 from megatron.core.fusions import fused_mla_yarn_rope_apply
 from megatron.core.models.common.embeddings import rope_utils, rotary_pos_embedding
 
+from megatron_bfp.attention.boundary_check import BoundaryCheck
 from megatron_bfp.errors import IntegrationError
 from megatron_bfp.integrations.megatron_lm.changes import HOOKS
 from megatron_bfp.integrations.megatron_lm.positions import rotate_by_rows
@@ -46,6 +47,20 @@ def test_positions_restart_with_reset_position_ids(hooked, monkeypatch):
     hooked.reset_position_ids = True
     _, _, text = run(make_model(monkeypatch, "RoPE"), True)
     assert text == "rotary positions restart in each document"
+
+
+@pytest.mark.parametrize(
+    "is_hooked, course", [(False, "restart in each document"), (True, "run on through the sequence")]
+)
+def test_layers_that_predict_later_tokens_are_rotated_alike(monkeypatch, is_hooked, course):
+    if is_hooked:
+        hook_rotations(monkeypatch)
+    model = make_model(monkeypatch, "RoPE", later_tokens=True).eval()
+    tokens = torch.arange(2 * LENGTH)[None] % 8
+    check = BoundaryCheck([model], LENGTH)
+    model(tokens, tokens, None, labels=tokens, packed_seq_params=joined())
+    assert check.report().positions == {f"rotary positions {course}": 2}
+    check.remove()
 
 
 def rotation(length, *, fused=False):
