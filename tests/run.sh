@@ -49,7 +49,7 @@ if [ -n "$version" ]; then
     python=$(bash tests/find_python.sh "$version")
     extras='.[test]'
     packages=(torch megatron-core)
-    tests=(tests/{attention,megatron_core} tests/integrations/test_megatron_lm_attention.py
+    tests=(tests/{attention,megatron_core} tests/integrations/test_megatron_lm_{attention,positions}.py
         tests/guarantees/test_equivalence.py tests/trainer/test_{baseline,evaluation,trainer_data,trainer_log}.py)
 else
     venv=.venv

@@ -219,7 +219,12 @@ def check_first_step(engine: Any, batches: Iterator[dict[str, torch.Tensor]]) ->
         IntegrationError: a module of the model is not known to respect boundaries. If boundaries do not arrive, the
             first update raises it, on all ranks.
     """
-    check = BoundaryCheck([engine.module], replica=parallel_state.get_data_parallel_rank())
+    check = BoundaryCheck(
+        [engine.module],
+        replica=parallel_state.get_data_parallel_rank(),
+        context_ranks=parallel_state.get_context_parallel_world_size(),
+        context_rank=parallel_state.get_context_parallel_rank(),
+    )
     check.refuse_unknown()
     before_first_update(
         engine.optimizer, lambda: log(f"attention inside documents, as the first step showed: {check.conclude()}")

@@ -7,6 +7,7 @@ in every layer, on every rank. ``first_step_report.agree`` compares the ranks' r
 afterwards the hooks are gone and cost nothing.
 """
 
+import contextlib
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -19,6 +20,7 @@ from .boundaries import InvalidBoundaries, join_rows
 from .first_step_report import Report, agree, gather_reports, raise_first_fault
 from .mixers import JOINED_ROWS_ONLY, has_class, kind_of, mixers_of
 from .positions import PositionsSeen, kind_of_rotation, rotates
+from .rotations import WatchedRotations
 
 
 def packed_seq_params_of(arguments: tuple, keywords: dict[str, Any]) -> Any:
@@ -36,7 +38,7 @@ class BoundaryCheck:
         replica, stage: as ``Report``'s.
         boundaries_of: gets the arguments and keywords of a forward call; returns the boundaries among them, as
             ``joined_boundaries`` takes them, or None.
-        held: as ``PositionsSeen``'s.
+        context_ranks, context_rank: into how many context-parallel ranks rows are split, and which this is.
 
     Attributes:
         unknown: modules that would not keep to boundaries, or are not known; one line each.
@@ -50,7 +52,8 @@ class BoundaryCheck:
         replica: int = 0,
         stage: int = 0,
         boundaries_of: Callable[[tuple, dict[str, Any]], Any] = packed_seq_params_of,
-        held: Callable[[int], Tensor] | None = None,
+        context_ranks: int = 1,
+        context_rank: int = 0,
     ) -> None:
         self.row_length, self.replica, self.stage = row_length, replica, stage
         self.boundaries_of = boundaries_of
@@ -59,9 +62,10 @@ class BoundaryCheck:
         self.faults: list[str] = []
         self.seen: dict[str, dict[bytes, None]] = {}  # of each module, in the order of micro-batches
         self.batches: dict[bytes, None] = {}  # a dict keeps the order, and one entry where layers are recomputed
-        self.positions = PositionsSeen(row_length, held)
+        self.positions = PositionsSeen(row_length, context_ranks, context_rank)
+        self.rotations = WatchedRotations(self.positions.note_rotation)
         self.rows_hold_documents = False  # a row was seen that holds more than one
-        self.digests: dict[tuple, tuple] = {}  # keeps each object, so that no other can get its id
+        self.known: dict[tuple, tuple] = {}  # keeps each object, so that no other can get its id
         self.handles: list[Any] = []
         models = list(models)
         for number, model in enumerate(models):
@@ -77,6 +81,7 @@ class BoundaryCheck:
         for name, module in model.named_modules():
             if has_class(module, {"Attention", "ParallelAttention"}):
                 self._hook(module, self._record_rotation(prefix + name, module, rotation))
+                self.rotations.watch(module)
             elif getattr(module, "position_embeddings", None) is not None:
                 self._hook(module, self._record_embedding())
 
@@ -92,7 +97,7 @@ class BoundaryCheck:
                 self.faults.append(f"{name} ({kind_of(module)}) got no document boundaries")
                 return
             try:
-                self.seen.setdefault(name, {})[self._digest(boundaries)] = None
+                self.seen.setdefault(name, {})[self._joined(boundaries)[1]] = None
                 _check_form(module, boundaries)
             except InvalidBoundaries as error:
                 self.faults.append(f"{name} ({kind_of(module)}) got boundaries that {error.reason}")
@@ -101,8 +106,11 @@ class BoundaryCheck:
 
     def _record_rotation(self, name: str, module: nn.Module, rotation: str) -> Callable:
         def record(_: nn.Module, arguments: tuple, keywords: dict[str, Any]) -> None:
-            boundaries = self.boundaries_of(arguments, keywords)
-            self.positions.note_rotation(name, rotation, rotates(module, keywords), _form(boundaries) == "thd")
+            boundaries, joined = self.boundaries_of(arguments, keywords), None
+            if boundaries is not None and torch.is_grad_enabled():
+                with contextlib.suppress(InvalidBoundaries):  # a fault of the core attention, which gets them next
+                    joined = self._joined(boundaries)[0]
+            self.positions.enter(name, rotation if rotates(module, keywords) else None, joined)
 
         return record
 
@@ -111,23 +119,26 @@ class BoundaryCheck:
             if arguments and isinstance(arguments[0], tuple):
                 arguments = arguments[0]  # DeepSpeed's pipelines pass everything in one
             ids = keywords.get("position_ids", arguments[1] if len(arguments) > 1 else None)
-            if isinstance(ids, Tensor) and ids.numel():
+            if isinstance(ids, Tensor) and ids.numel() and torch.is_grad_enabled():
                 self.positions.note_embedding(ids)
 
         return record
 
-    def _digest(self, boundaries: Any) -> bytes:
+    def _joined(self, boundaries: Any) -> tuple[Tensor, bytes]:
+        """Boundaries as ``joined_boundaries`` gives them, and their digest."""
         tensor = getattr(boundaries, "cu_seqlens_q", boundaries)
         key = (id(boundaries), id(tensor), tensor._version)
-        if key not in self.digests:
+        if key not in self.known:
             joined = joined_boundaries(boundaries)
             self._note_documents(tensor, joined)
-            self.digests[key] = (boundaries, tensor, digest(joined))
-        return self.digests[key][2]
+            self.known[key] = (boundaries, tensor, (joined, digest(joined)))
+        return self.known[key][2]
 
     def _note_documents(self, cu_seqlens: Tensor, joined: Tensor) -> None:
-        positions = int(joined[-1])
-        rows = positions // self.row_length if self.row_length else len(cu_seqlens) if cu_seqlens.dim() == 2 else 1
+        if self.row_length:
+            rows = int(joined[-1]) // self.row_length
+        else:
+            rows = len(cu_seqlens) if cu_seqlens.dim() == 2 else 1
         self.rows_hold_documents |= len(joined) - 1 > rows
 
     def read(self, cu_seqlens: Tensor) -> None:
@@ -197,7 +208,8 @@ class BoundaryCheck:
         for handle in self.handles:
             handle.remove()
         self.handles.clear()
-        self.digests.clear()
+        self.known.clear()
+        self.rotations.remove()
 
 
 def joined_boundaries(boundaries: Any) -> Tensor:

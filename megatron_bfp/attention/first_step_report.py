@@ -7,7 +7,7 @@ from typing import Any
 from torch import distributed
 
 from ..errors import IntegrationError
-from .positions import describe_positions
+from .positions import ONE_EACH, describe_positions
 
 
 @dataclass(frozen=True)
@@ -55,12 +55,18 @@ def agree(reports: list[Report]) -> str:
             raise stopped("attention got other boundaries than those of the batches", rank)
     layers: Counter[str] = Counter()
     positions: Counter[str] = Counter()
-    for report in {report.stage: report for report in reports}.values():
+    by_stage = {report.stage: report for report in sorted(reports, key=_unknown_positions, reverse=True)}
+    for _, report in sorted(by_stage.items()):
         layers.update(report.layers)
         positions.update(report.positions)  # keeps those that are counted 0 times
     if not layers:
         raise IntegrationError("no attention layer was called in the first step, so its boundaries are not known")
     return f"{_in_words(layers)}; {describe_positions(positions)}"
+
+
+def _unknown_positions(report: Report) -> int:
+    """Kinds of positions about which this rank's rows showed nothing, where those of another may have."""
+    return sum(text.endswith(ONE_EACH) for text in report.positions)
 
 
 def raise_first_fault(reports: list[Report]) -> None:

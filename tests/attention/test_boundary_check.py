@@ -31,12 +31,34 @@ class TEDotProductAttention(nn.Module):
         return query
 
 
+ANGLES = torch.tensor([1.0, 0.1])
+"""Of a position, for the pairs of a head."""
+
+
+def apply_rotary_pos_emb(t, freqs, cu_seqlens=None):
+    """Rotate by the position in the row, or in the document if boundaries are given."""
+    positions = torch.arange(len(t), dtype=torch.int32)
+    if cu_seqlens is not None:
+        positions = positions - cu_seqlens[torch.searchsorted(cu_seqlens, positions, right=True) - 1]
+    turns = (positions[:, None] * freqs).view(len(t), *[1] * (t.dim() - 2), len(freqs))
+    first, second = t.chunk(2, dim=-1)
+    return torch.cat([first * turns.cos() - second * turns.sin(), first * turns.sin() + second * turns.cos()], dim=-1)
+
+
 class Attention(nn.Module):
     def __init__(self, core, number=1, config=None):
         super().__init__()
         self.core_attention, self.layer_number, self.config = core, number, config
 
     def forward(self, states, rotary_pos_emb=None, packed_seq_params=None):
+        if self.config and self.config.no_rope_freq[self.layer_number - 1]:
+            rotary_pos_emb = None
+        if getattr(self, "rotary_pos_emb", None):
+            rotary_pos_emb = ANGLES
+        if rotary_pos_emb is not None and packed_seq_params is not None:
+            is_joined = packed_seq_params.qkv_format == "thd"
+            heads = states if is_joined else states[:, :, None]
+            apply_rotary_pos_emb(heads, rotary_pos_emb, packed_seq_params.cu_seqlens_q if is_joined else None)
         return self.core_attention(states, packed_seq_params=packed_seq_params)
 
 
@@ -78,7 +100,7 @@ def report_of(*packed_seq_params, model=None, batches=(ROWS,), **keywords):
 
 
 def test_fault_A01_right_boundaries_are_described():
-    text = agree([report_of(packed(), rotary_pos_emb=torch.ones(8))])
+    text = agree([report_of(packed(), rotary_pos_emb=ANGLES)])
     assert text == "2 x TEDotProductAttention; rotary positions restart in each document"
 
 
@@ -326,7 +348,7 @@ class DocumentAttention(nn.Module):
 
 
 def test_fault_A14_what_is_said_of_positions_is_true():
-    rotary, two_rows = torch.ones(8), torch.arange(8).repeat(2)[None]
+    rotary, two_rows = ANGLES, torch.arange(8).repeat(2)[None]
     assert described(Model(TransformerLayer())) == "no positions"
     assert described(Model(TransformerLayer()), rotary_pos_emb=rotary) == "rotary positions restart in each document"
     model = Model(TransformerLayer(DocumentAttention()))
@@ -347,6 +369,32 @@ def test_fault_A14_what_is_said_of_positions_is_true():
     model = Model(TransformerLayer(number=1, config=config), TransformerLayer(number=2, config=config))
     some = described(model, rotary_pos_emb=rotary)
     assert some == "rotary positions restart in each document (1 of 2 layers)"
+
+
+def test_fault_A14_a_rotation_that_was_not_seen_is_not_guessed():
+    class Unknown(SelfAttention):
+        def forward(self, states, rotary_pos_emb=None, packed_seq_params=None):
+            return self.core_attention(states, packed_seq_params=packed_seq_params)
+
+    layer = TransformerLayer()
+    layer.self_attention = Unknown(TEDotProductAttention())
+    assert described(Model(layer), rotary_pos_emb=ANGLES) == "rotary positions that were not seen"
+    one_each = described(Model(TransformerLayer()), rotary_pos_emb=ANGLES, rows=ROWS[[1, 1]])
+    assert one_each == "rotary positions, in rows of one document each"
+
+
+def test_fault_A14_ranks_whose_rows_show_nothing_leave_it_to_others():
+    shown, not_shown = "rotary positions restart in each document", "rotary positions, in rows of one document each"
+    reports = [Report((), layers={"A": 2}, positions={text: 2}) for text in (not_shown, shown, not_shown)]
+    assert agree(reports) == f"2 x A; {shown}"
+
+
+def test_functions_are_put_back_after_the_first_step():
+    rotate = apply_rotary_pos_emb
+    check = BoundaryCheck([Model(TransformerLayer()), Model(TransformerLayer())], row_length=8)
+    assert apply_rotary_pos_emb is not rotate
+    check.remove()
+    assert apply_rotary_pos_emb is rotate
 
 
 def test_fault_A14_multi_latent_attention_rotates_by_itself():

@@ -227,9 +227,11 @@ def test_fault_B18_rotary_positions_are_those_of_the_documents_alone(checkout, c
     steps, output = train(checkout, corpus, *PACKED, *ALONG, *ROTARY, watched="alone", **options)
     means = [part["alone"] / part["targets"] for part in watched(output)]
     assert len(means) == 4 and losses(steps)[0] == pytest.approx(sum(means) / 4, rel=2e-6)
+    assert "ParallelAttention by torch's softmax with a mask; rotary positions run on through the sequence; " in output
     learned, _ = train(checkout, corpus, *PACKED, *ALONG, **options)
     assert losses(learned)[1] != pytest.approx(losses(steps)[1], abs=1e-4)
-    piped, _ = train(checkout, corpus, *PACKED, *ROTARY, **options)
+    piped, output = train(checkout, corpus, *PACKED, *ROTARY, **options)
+    assert "; rotary positions run on through the sequence; " in output
     assert losses(piped) == pytest.approx(losses(steps), abs=5e-6)
     saving = ["--recompute-granularity", "full", "--recompute-method", "uniform"]
     again, _ = train(
@@ -244,5 +246,6 @@ def test_fault_B18_rotary_positions_are_right_under_sequence_parallelism(checkou
     options = {"data": "part0", "iters": 2}
     one, _ = train(checkout, corpus, *PACKED, *ALONG, *FLASH, *ROTARY, **options)
     ulysses = ["--ds-sequence-parallel-size", 2]
-    two, _ = train(checkout, corpus, *PACKED, *ALONG, *FLASH, *ROTARY, *ulysses, ranks=2, **options)
+    two, output = train(checkout, corpus, *PACKED, *ALONG, *FLASH, *ROTARY, *ulysses, ranks=2, **options)
+    assert "; rotary positions run on through the sequence; " in output
     assert losses(two) == pytest.approx(losses(one), abs=2e-3)

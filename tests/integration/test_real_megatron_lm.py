@@ -208,7 +208,7 @@ def test_fault_A01_every_pipeline_stage_is_looked_at(checkout, corpus):
 def test_fault_B02_local_layers_train_without_a_spec(by_module):
     steps, output = by_module  # MODEL and FOR_CPU name none
     assert len(steps) == 10
-    assert f"{SEEN}2 x DocumentAttention by sdpa; rotary positions restart in each document; " in output
+    assert f"{SEEN}2 x DocumentAttention by sdpa; rotary positions run on through the sequence; " in output
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,8 @@ def test_fault_B02_local_layers_train_without_a_spec(by_module):
             "learned positions restart in each document",
         ),
         (["--position-embedding-type", "none"], "no positions"),
-        (["--no-rope-freq", 2], "rotary positions restart in each document (1 of 2 layers)"),
+        (["--no-rope-freq", 2], "rotary positions run on through the sequence (1 of 2 layers)"),
+        (["--no-rope-freq", 2, "--reset-position-ids"], "rotary positions restart in each document (1 of 2 layers)"),
     ],
     ids=lambda value: " ".join(map(str, value)) if isinstance(value, list) else "",
 )

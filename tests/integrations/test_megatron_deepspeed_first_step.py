@@ -20,12 +20,17 @@ MASK = torch.cat([CU_SEQLENS, CU_SEQLENS[:, :1]], dim=1).to(torch.int32)
 """As it travels in place of the attention mask."""
 
 
+apply_rotary_pos_emb = deepspeed_model.rotate_by_table(None)
+
+
 class ParallelAttention(nn.Module):
     def __init__(self, use_flash_attn=False):
         super().__init__()
         self.use_flash_attn = use_flash_attn
 
     def forward(self, hidden_states, attention_mask, rotary_pos_emb=None):
+        if rotary_pos_emb is not None:
+            apply_rotary_pos_emb(hidden_states[:, :, None], rotary_pos_emb)
         return hidden_states
 
 
@@ -64,13 +69,17 @@ def train_once(layers, *masks, rotary_pos_emb=None, watched=None):
     return watched
 
 
+TURNS = torch.arange(8.0)[:, None, None, None] * torch.tensor([1.0, 0.1, 1.0, 0.1])
+TABLE = [TURNS.cos(), TURNS.sin()]
+
+
 @pytest.mark.parametrize(
     "flash, rotary, expected",
     [
         (False, None, "2 x ParallelAttention by torch's softmax with a mask; no positions; "),
         (
             True,
-            torch.ones(1),
+            TABLE,
             "2 x ParallelAttention by flash-attn's varlen kernel; rotary positions run on through the sequence; ",
         ),
     ],

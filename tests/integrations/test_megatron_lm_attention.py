@@ -148,8 +148,8 @@ CU_SEQLENS = torch.tensor([[0, 5, 9, *[LENGTH] * (LENGTH - 2)]], dtype=torch.int
 
 
 def joined():
-    boundaries = CU_SEQLENS[0]
-    return PackedSeqParams("thd", boundaries, boundaries, max_seqlen_q=LENGTH, max_seqlen_kv=LENGTH)
+    boundaries, longest = CU_SEQLENS[0], 7
+    return PackedSeqParams("thd", boundaries, boundaries, max_seqlen_q=longest, max_seqlen_kv=longest)
 
 
 def schedule(*, forward_step_func, data_iterator, model, **_):
@@ -192,6 +192,17 @@ def test_fault_A14_the_line_comes_from_what_the_first_step_saw(model, capsys):
     assert not any(
         hook for module in model.modules() for hook in module._forward_pre_hooks.values() if "boundary" in repr(hook)
     )
+
+
+def test_fault_A14_positions_that_run_on_by_chance_are_seen_to(model, capsys):
+    """megatron-core 0.16 and 0.19 take a table as long as the joined rows for one of their positions."""
+
+    def with_long_table():
+        boundaries = CU_SEQLENS[0]
+        return PackedSeqParams("thd", boundaries, boundaries, max_seqlen_q=LENGTH, max_seqlen_kv=LENGTH)
+
+    train_once(model, functools.partial(forward_step, boundaries=with_long_table))
+    assert "rotary positions run on through the sequence; megatron_bfp " in capsys.readouterr().out
 
 
 def shifted():

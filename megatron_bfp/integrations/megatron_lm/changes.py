@@ -84,6 +84,29 @@ def _change_rotary_angles(module: ModuleType) -> None:
     _wrap_needed(embedding, "get_emb", "max_seq_len", repeat_for_joined_rows)
 
 
+def _change_rotation(module: ModuleType) -> None:
+    from .positions import rotate_by_rows
+
+    _wrap(module, "apply_rotary_pos_emb", "cu_seqlens", rotate_by_rows)
+
+
+def _change_fused_rotation(module: ModuleType) -> None:
+    from .positions import rotate_by_rows
+
+    for name in [name for name in vars(module) if name.startswith("fused_")]:
+        for parameter in ("cu_seqlens_q", "cu_seqlens_kv"):
+            _wrap(module, name, parameter, rotate_by_rows)
+
+
+def _change_rotary_embedding(module: ModuleType) -> None:
+    from .positions import as_long_as_rows
+
+    _change_rotary_angles(module)
+    rotate = getattr(module, "apply_rotary_pos_emb", None)
+    if hasattr(rotate, "rotates_by_rows"):  # another would take a table of rows for one of all joined positions
+        _wrap(module.RotaryEmbedding, "get_rotary_seq_len", "packed_seq_params", as_long_as_rows)
+
+
 def _change_loss(module: ModuleType) -> None:
     from .model import count_targets_of_the_row
 
@@ -144,7 +167,9 @@ HOOKS: dict[str, Hook] = {
     "megatron.core.models.backends": _change_local_layers,
     "megatron.core.models.gpt.heterogeneous.heterogeneous_layer_specs": _change_heterogeneous_layers,
     "megatron.core.models.gpt.gpt_model": _change_model,
-    "megatron.core.models.common.embeddings.rotary_pos_embedding": _change_rotary_angles,
+    "megatron.core.models.common.embeddings.rope_utils": _change_rotation,
+    "megatron.core.fusions.fused_mla_yarn_rope_apply": _change_fused_rotation,
+    "megatron.core.models.common.embeddings.rotary_pos_embedding": _change_rotary_embedding,
     "megatron.core.models.common.embeddings.yarn_rotary_pos_embedding": _change_rotary_angles,
     "megatron.core.pipeline_parallel.schedules": _change_loss,
     "megatron.training.checkpointing": _change_checkpoints,

@@ -8,11 +8,10 @@ from typing import Any
 import torch
 from megatron.core import __version__ as core_version
 from megatron.core import parallel_state
-from torch import Tensor, distributed
+from torch import distributed
 
 from ..._version import __version__
 from ...attention.boundary_check import BoundaryCheck, WatchedIterator
-from ...attention.context_parallel import Shards
 from ...attention.first_step_report import stopped
 from ...console import say
 from ..hooks import prepare_first_call
@@ -51,7 +50,8 @@ def watch(forward_backward: Callable, models: list[Any], args: argparse.Namespac
         args.seq_length,
         parallel_state.get_data_parallel_rank(),
         parallel_state.get_pipeline_model_parallel_rank(),
-        held=_held_positions(),
+        context_ranks=parallel_state.get_context_parallel_world_size(),
+        context_rank=parallel_state.get_context_parallel_rank(),
     )
     check.refuse_unknown()
     was_checked = False
@@ -71,12 +71,6 @@ def watch(forward_backward: Callable, models: list[Any], args: argparse.Namespac
         return losses
 
     return watched_forward_backward
-
-
-def _held_positions() -> Callable[[int], Tensor] | None:
-    """Where in the joined rows the positions are that this rank holds; None if it holds all."""
-    ranks, rank = parallel_state.get_context_parallel_world_size(), parallel_state.get_context_parallel_rank()
-    return None if ranks == 1 else lambda number: Shards(ranks, 1, ranks * number).positions(rank)
 
 
 def _read_watched(forward_step: Callable, check: BoundaryCheck) -> Callable:

@@ -18,7 +18,7 @@ from typing import Any
 from torch import Tensor, distributed, nn
 
 from ...attention.boundaries import Boundaries
-from ...attention.mixers import has_class, mixers_of
+from ...attention.mixers import JOINED_ROWS_ONLY, has_class, mixers_of
 from ...errors import OptionError
 
 Options = Callable[[], argparse.Namespace | None]
@@ -76,10 +76,14 @@ def by_rows(forward: Callable, options: Options) -> Callable:
 
 @functools.lru_cache
 def attends_by_rows(model: nn.Module) -> bool:
-    """Whether everything in a model that mixes positions takes the boundaries of rows: Transformer Engine's attention
-    knows only joined rows, and so do state space layers."""
+    """Whether everything in a model that mixes positions takes the boundaries of rows: Transformer Engine's attention,
+    multi-latent attention and state space layers know only joined rows."""
     mixers, _ = mixers_of(model)
-    return all(has_class(module, {"DocumentAttention"}) for module in mixers.values())
+    is_multi_latent = getattr(getattr(model, "config", None), "multi_latent_attention", False)
+    return not is_multi_latent and all(
+        has_class(module, {"DocumentAttention"}) and not has_class(module, JOINED_ROWS_ONLY)
+        for module in mixers.values()
+    )
 
 
 def boundaries_of_one_row(joined: Any) -> Any:

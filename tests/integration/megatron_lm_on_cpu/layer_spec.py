@@ -12,7 +12,11 @@ from megatron_bfp.megatron_core.attention import DocumentAttention, document_bou
 
 def packed(config):
     """The spec of a layer."""
-    spec = get_gpt_layer_local_spec(num_experts=config.num_moe_experts, normalization="RMSNorm")
+    spec = get_gpt_layer_local_spec(
+        num_experts=config.num_moe_experts,
+        normalization="RMSNorm",
+        multi_latent_attention=config.multi_latent_attention,
+    )
     return with_document_attention(spec, kernel="sdpa")
 
 

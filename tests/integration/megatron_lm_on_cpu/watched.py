@@ -8,6 +8,7 @@ WHAT is one of
     without=F   leave out the hook that changes function F
     restart     let position ids restart in each document, whatever the options say
     lose=R      call the model on rank R without boundaries
+    shift       call the model with the position ids of a row rotated by one
     accept=O    refuse options as always, but not --O
 """
 
@@ -145,12 +146,24 @@ def losing(forward_step):
     return forward_step
 
 
+def shifted(forward_step):
+    """Give each position the position id of its neighbour, and the first that of the last."""
+    from megatron.core.models.gpt import GPTModel
+
+    forward = GPTModel.forward
+    GPTModel.forward = lambda self, ids, positions, *rest, **keywords: forward(
+        self, ids, positions.roll(1, dims=-1), *rest, **keywords
+    )
+    return forward_step
+
+
 pretrain = training.pretrain
 
 
 def pretrain_watched(config, provider, model_type, forward_step, **options):
     provider = described(provider) if what == "datasets" else provider
-    forward_step = losing(forward_step) if what.startswith("lose=") else watch(forward_step)
+    change = losing if what.startswith("lose=") else shifted if what == "shift" else watch
+    forward_step = change(forward_step)
     return pretrain(config, provider, model_type, forward_step, **options)
 
 
