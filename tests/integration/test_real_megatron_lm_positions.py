@@ -69,7 +69,7 @@ def agree(what, values, expected, tolerance):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_ten_losses_are_those_of_local_layers(run, kind):
-    """These get rows that are not joined, but for multi-latent attention."""
+    """These get the boundaries of rows."""
     joined, output = run(kind, *JOINED)
     by_rows, output_by_rows = run(kind, watched="plain")
     assert "2 x TEDotProductAttention" in output and "2 x DocumentAttention" in output_by_rows

@@ -76,11 +76,10 @@ def by_rows(forward: Callable, options: Options) -> Callable:
 
 @functools.lru_cache
 def attends_by_rows(model: nn.Module) -> bool:
-    """Whether everything in a model that mixes positions takes the boundaries of rows: Transformer Engine's attention,
-    multi-latent attention and state space layers know only joined rows."""
+    """Whether everything in a model that mixes positions takes the boundaries of rows: Transformer Engine's attention
+    and state space layers know only joined rows."""
     mixers, _ = mixers_of(model)
-    is_multi_latent = getattr(getattr(model, "config", None), "multi_latent_attention", False)
-    return not is_multi_latent and all(
+    return all(
         has_class(module, {"DocumentAttention"}) and not has_class(module, JOINED_ROWS_ONLY)
         for module in mixers.values()
     )
