@@ -179,18 +179,17 @@ def test_one_document_a_row_equals_megatron_core_s_own_attention(layer_number, l
 
 @pytest.mark.case(17)
 @pytest.mark.parametrize(
-    "field, value, named",
+    "named, changes",
     [
-        ("window_size", (4, 0), "windows"),
-        ("softmax_type", "learnable", "softmax type"),
-        (None, None, "cross attention"),
-        (None, None, "mask type"),
+        ("softmax type learnable", {"softmax_type": "learnable", "context_parallel_size": 2}),
+        ("cross attention", {}),
+        ("mask type", {}),
     ],
 )
-def test_what_would_be_ignored_is_refused(field, value, named):
+def test_what_would_be_ignored_is_refused(named, changes):
     initialize_megatron()
     settings = transformer_config(model_options())
-    if field:
+    for field, value in changes.items():
         setattr(settings, field, value)
     attention_type = "cross" if named == "cross attention" else "self"
     mask_type = AttnMaskType.no_mask if named == "mask type" else AttnMaskType.causal

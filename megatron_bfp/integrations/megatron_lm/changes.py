@@ -12,6 +12,7 @@ from ..balance import refuse_other_batches
 from ..data_impl import without_data_impl
 from ..hooks import Hook, replace
 from . import builder, options
+from .pipelines import of_joined_rows
 
 
 def _change_arguments(module: ModuleType) -> None:
@@ -35,6 +36,9 @@ def _change_training(module: ModuleType) -> None:
         "iteration, pg_collection, p2p_communicator"
     )
     replace(module, "train_step", of_step, lambda original: watch_first_step(original, options.parsed_options))
+    of_schedule = "pp_size, vp_size, schedule_pg_collection"
+    cached = functools.cache(options.parsed_options)
+    replace(module, "get_forward_backward_func", of_schedule, lambda original: of_joined_rows(original, cached))
 
 
 def _change_checkpoints(module: ModuleType) -> None:
@@ -73,6 +77,7 @@ def _change_model(module: ModuleType) -> None:
     from .model import by_rows
 
     _wrap(module.GPTModel, "forward", "packed_seq_params", by_rows)
+    _wrap(module.GPTModel, "build_schedule_plan", "packed_seq_params", by_rows)
 
 
 def _change_rotary_angles(module: ModuleType) -> None:
