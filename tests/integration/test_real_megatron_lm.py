@@ -188,7 +188,7 @@ OVERLAP = """--num-experts 4 --moe-router-topk 2 --expert-model-parallel-size 2 
 def test_fault_A01_a_schedule_that_loses_boundaries_stops_in_the_first_step(checkout, corpus, spec):
     """With the refusal by name switched off; the attention of one spec goes on without boundaries, that of the other
     stops by itself."""
-    script = [ON_CPU / "watched.py", "accept=overlap_moe_expert_parallel_comm", checkout / "pretrain_gpt.py"]
+    script = [ON_CPU / "watched.py", "accept=overlap-moe-expert-parallel-comm", checkout / "pretrain_gpt.py"]
     script += ["--data-impl", "bfp", "--spec", "layer_spec", spec, *OVERLAP.split()]
     status, output = launch(checkout, corpus, script, "--overlap-moe-expert-parallel-comm", ranks=2)
     assert status != 0 and "got no document boundaries" in output and "before the first update" in output

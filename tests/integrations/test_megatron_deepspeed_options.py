@@ -13,12 +13,13 @@ from helpers.megatron_deepspeed_stand_ins import module_with
 from megatron_bfp.errors import IntegrationError, OptionError
 from megatron_bfp.integrations.megatron_deepspeed import options as megatron_deepspeed
 from megatron_bfp.integrations.megatron_deepspeed.changes import HOOKS
+from megatron_bfp.integrations.option_table import Refused, attribute_of
 
 PARTS_OF_TWO = ["0.5", "a", "0.5", "b"]
 
 
 def options(**changed):
-    stated = dict.fromkeys(megatron_deepspeed.REFUSED)
+    stated = dict.fromkeys(attribute_of(option) for row in megatron_deepspeed.OPTIONS for option in row.options)
     stated |= {"dataloader_type": "single", "transformer_impl": "local", "masked_softmax_fusion": True}
     stated |= {"fp16": False, "bf16": True, "use_flash_attn": True, "ds_sequence_parallel_size": 1}
     stated |= {"force_ds_sequence_parallel": False, "deepspeed": True, "deepspeed_config": "nowhere.json"}
@@ -35,12 +36,15 @@ def test_what_can_be_honoured_is_accepted():
 
 @pytest.mark.parametrize(
     "changed, message",
-    [({attribute: True}, f"{option} cannot be") for attribute, (option, _) in megatron_deepspeed.REFUSED.items()]
+    [
+        ({attribute_of(option): True}, f"{option} cannot be")
+        for row in megatron_deepspeed.OPTIONS
+        if isinstance(row, Refused) and not row.condition and not row.checked_by
+        for option in row.options
+    ]
     + [
         ({"dataloader_type": "cyclic"}, "--dataloader-type cyclic cannot be used"),
         ({"transformer_impl": "transformer_engine"}, "--transformer-impl transformer_engine cannot be used"),
-        ({"use_flash_attn": False}, "needs --use-flash-attn-v2, or --no-masked-softmax-fusion"),
-        ({"use_flash_attn": False, "bf16": False, "fp16": True}, "the fused softmax ignores masks"),
         (
             {"use_flash_attn": False, "masked_softmax_fusion": False, "ds_sequence_parallel_size": 2},
             "sequence parallelism needs --use-flash-attn-v2",
@@ -51,6 +55,28 @@ def test_what_can_be_honoured_is_accepted():
 def test_what_cannot_be_honoured_is_refused_by_name(changed, message):
     with pytest.raises(OptionError, match=message):
         megatron_deepspeed.check(options(**changed))
+
+
+@pytest.mark.parametrize(
+    "changed, is_switched_off",
+    [
+        ({}, False),
+        ({"use_flash_attn": False}, True),
+        ({"use_flash_attn": False, "bf16": False, "fp16": True}, True),
+        ({"use_flash_attn": False, "bf16": False}, False),
+        ({"use_flash_attn": False, "masked_softmax_fusion": False}, False),
+    ],
+    ids=str,
+)
+def test_the_fused_softmax_is_switched_off_with_a_line(changed, is_switched_off, capsys, monkeypatch):
+    monkeypatch.setattr(megatron_deepspeed, "most_corpora", lambda: None)
+    given = options(**changed)
+    fused = given.masked_softmax_fusion
+    args = megatron_deepspeed.check_options(lambda args, defaults: args, ())(given)
+    assert args.masked_softmax_fusion == (fused and not is_switched_off)
+    assert ("--no-masked-softmax-fusion was added: the fused softmax ignores" in capsys.readouterr().out) == (
+        is_switched_off
+    )
 
 
 def test_the_curriculum_of_deepspeeds_configuration_is_refused(tmp_path):

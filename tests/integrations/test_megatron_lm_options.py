@@ -8,6 +8,7 @@ import pytest
 
 from megatron_bfp import IntegrationError, OptionError
 from megatron_bfp.integrations.megatron_lm import options as megatron_lm
+from megatron_bfp.integrations.option_table import Refused, attribute_of
 
 
 def options(**changes):
@@ -42,8 +43,10 @@ def test_the_options_of_a_plain_run_are_fine():
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({attribute: True}, f"{option} cannot be used")
-        for attribute, (option, _) in megatron_lm.REFUSED.items()
+        ({attribute_of(option): True}, f"{option} cannot be used")
+        for row in megatron_lm.OPTIONS
+        if isinstance(row, Refused) and not row.condition and not row.checked_by
+        for option in row.options
     ]
     + [
         ({"context_parallel_size": 2}, "--context-parallel-size above 1 .* needs --transformer-impl local"),
@@ -143,12 +146,12 @@ def test_fault_B04_data_paths_that_megatron_takes_are_fine(values):
 
 @pytest.mark.parametrize("experts", [None, 8])
 def test_stages_tell_shapes_where_rows_are_joined(experts):
-    args = argparse.Namespace(moe_token_dispatcher_type="allgather", num_experts=experts)
+    joined = {"moe_token_dispatcher_type": "allgather", "num_experts": experts, "micro_batch_size": 2}
     if experts:
         with pytest.raises(OptionError, match="--moe-token-dispatcher-type alltoall, or 1 for both"):
-            megatron_lm.exchange_shapes(args)
+            validated(**joined)
     else:
-        megatron_lm.exchange_shapes(args)
+        args = validated(**joined)
         assert args.variable_seq_lengths and args.moe_token_dispatcher_type == "alltoall"
 
 
@@ -238,3 +241,18 @@ def test_fault_B11_graphs_with_attention_in_them_are_refused(changes):
 )
 def test_fault_B11_graphs_without_attention_are_fine(changes):
     megatron_lm.check(options(**changes))
+
+
+@pytest.mark.parametrize(
+    "changes, option",
+    [
+        ({"transformer_impl": "transformer_engine"}, "--transformer-impl transformer_engine"),
+        ({"cuda_graph_impl": "local", "cuda_graph_modules": ["mlp"]}, "--cuda-graph-impl local"),
+        ({"transformer_impl": "local"}, None),
+    ],
+)
+def test_options_that_no_test_has_tried_are_reported(changes, option, capsys):
+    megatron_lm.check_options(lambda args, defaults: args, ())(options(**changes))
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == (option is not None)
+    assert option is None or f"best-fit packing: {option} is accepted but not tested with packed samples" in lines[0]

@@ -1,53 +1,31 @@
-"""Megatron-DeepSpeed's options with ``--data-impl bfp``: which are added, and which are refused."""
+"""Megatron-DeepSpeed's options with ``--data-impl bfp``: ours are added, ``option_table`` says which are refused, and
+one is set."""
 
 import argparse
 import inspect
-import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
 from ...arguments import checked_seq_length
+from ...console import say
 from ...errors import OptionError, UnsupportedMegatronError
 from ...samples.blends import check_weights
 from ..balance import check_balance_batches
 from ..hooks import check_hooks
+from ..option_table import refusals as refused_by
+from ..option_table import untried
 from ..packing_options import add_packing_options
+from ..refusals import rank
+from .option_conditions import fuses_softmax
+from .option_table import OPTIONS
 
-_OF_ANOTHER_KIND = "it is for samples of another kind; leave it out"
-
-REFUSED = {
-    "use_flash_attn_triton": ("--use-flash-attn-triton", "its kernel takes no boundaries; use --use-flash-attn-v2"),
-    "use_flash_attn_builder": ("--use-flash-attn-builder", "its kernel takes no boundaries; use --use-flash-attn-v2"),
-    "ds_sequence_parallel_fpdt": (
-        "--ds-sequence-parallel-fpdt",
-        "its attention takes no boundaries; use --ds-sequence-parallel-size alone, with --use-flash-attn-v2",
-    ),
-    "retro_add_retriever": ("--retro-add-retriever", "its neighbours come from other samples"),
-    "retro_workdir": ("--retro-workdir", "its neighbours come from other samples"),
-    "data_efficiency_curriculum_learning": (
-        "--data-efficiency-curriculum-learning",
-        "it shortens and reorders samples after they were packed",
-    ),
-    "random_ltd": ("--random-ltd", "it drops tokens between attention layers, so boundaries would no longer fit"),
-    "train_data_exact_num_epochs": ("--train-data-exact-num-epochs", _OF_ANOTHER_KIND),
-    "train_idx_path": ("--train-idx-path", _OF_ANOTHER_KIND),
-    "train_desc_path": ("--train-desc-path", _OF_ANOTHER_KIND),
-    "train_doc_idx_path": ("--train-doc-idx-path", _OF_ANOTHER_KIND),
-    "train_sample_idx_path": ("--train-sample-idx-path", _OF_ANOTHER_KIND),
-    "train_shuffle_idx_path": ("--train-shuffle-idx-path", _OF_ANOTHER_KIND),
-    "return_data_index": ("--return-data-index", _OF_ANOTHER_KIND),
-    "use_dataset_only": ("--use-dataset-only", "the model that takes the samples would not get their boundaries"),
-    "mos": ("--mos", "the teacher's loss counts positions without a target"),
-    "kd": ("--kd", "the teacher's loss counts positions without a target"),
-    "enable_zbh1_pipeline": (
-        "--enable-zbh1-pipeline",
-        "its schedule is untested with packed samples; leave it out",
-    ),
-}
-"""Attribute of the parsed options -> the option and why it cannot be used with packed samples."""
+FUSION_IS_OFF = (
+    "best-fit packing: --no-masked-softmax-fusion was added: the fused softmax ignores document boundaries. "
+    "--use-flash-attn-v2 is faster and needs less memory"
+)
 
 
 def add_options(add_data_args: Callable) -> Callable:
@@ -74,12 +52,23 @@ def check_options(validate_args: Callable, hooked: Iterable[str]) -> Callable:
 
     def validate_and_check_args(args: argparse.Namespace, defaults: dict[str, Any] = {}) -> Any:  # noqa: B006
         args = validate_args(args, defaults)
+        if fuses_softmax(args):
+            args.masked_softmax_fusion = False
+            _say_once(FUSION_IS_OFF)
         check(args)
         check_data_paths(args, most_corpora())
         check_hooks(hooked)
+        for line in untried(OPTIONS, args):
+            _say_once(line)
         return args
 
     return validate_and_check_args
+
+
+def _say_once(line: str) -> None:
+    """Say it on rank 0, before torch.distributed is there."""
+    if rank() == 0:
+        say(line)
 
 
 def check(args: argparse.Namespace) -> None:
@@ -91,51 +80,18 @@ def check(args: argparse.Namespace) -> None:
     Raises:
         OptionError: an option does not work with packed samples.
     """
+    for error in refusals(args):
+        raise error
+
+
+def refusals(args: argparse.Namespace) -> Iterator[OptionError]:
+    """Everything for which ``check`` would stop a run: wrong values, and what ``option_table`` refuses."""
+    return refused_by(OPTIONS, args, (_check_seq_length, check_balance_batches))
+
+
+def _check_seq_length(args: argparse.Namespace) -> None:
     if getattr(args, "seq_length", None) is not None:
         checked_seq_length("--seq-length", args.seq_length)
-    for attribute, (option, reason) in REFUSED.items():
-        if getattr(args, attribute, None):
-            raise OptionError(f"{option} cannot be used with --data-impl bfp: {reason}")
-    if args.dataloader_type != "single":
-        raise OptionError(
-            f"--dataloader-type {args.dataloader_type} cannot be used with --data-impl bfp: the order of samples would "
-            "depend on the data-parallel size; leave it out, packed samples are shuffled anyway"
-        )
-    if args.transformer_impl != "local":
-        raise OptionError(
-            f"--transformer-impl {args.transformer_impl} cannot be used with --data-impl bfp: its layers take no "
-            "boundaries; use --transformer-impl local, with --use-flash-attn-v2"
-        )
-    if args.masked_softmax_fusion and (args.fp16 or args.bf16) and not args.use_flash_attn:
-        raise OptionError(
-            "--data-impl bfp needs --use-flash-attn-v2, or --no-masked-softmax-fusion: the fused softmax ignores masks"
-        )
-    if (args.ds_sequence_parallel_size > 1 or args.force_ds_sequence_parallel) and not args.use_flash_attn:
-        raise OptionError(
-            "DeepSpeed's sequence parallelism needs --use-flash-attn-v2 with --data-impl bfp: without flash attention "
-            "it passes no mask to attention"
-        )
-    check_balance_batches(args)
-    if _saves_rotary_table(args):
-        raise OptionError(
-            "--use-rotary-position-embeddings with --recompute-granularity full needs "
-            "--deepspeed-activation-checkpointing: Megatron-DeepSpeed's own recomputation cannot save the rotary table"
-        )
-    if _has_curriculum(args):
-        raise OptionError(
-            f"{args.deepspeed_config}: curriculum_learning cannot be used with --data-impl bfp: it cuts samples after "
-            "they were packed"
-        )
-
-
-def _saves_rotary_table(args: argparse.Namespace) -> bool:
-    """Whether rotary positions would go through Megatron-DeepSpeed's own recomputation, which saves only tensors."""
-    return (
-        getattr(args, "use_rotary_position_embeddings", False)
-        and getattr(args, "recompute_granularity", None) == "full"
-        and getattr(args, "no_pipeline_parallel", False)
-        and not getattr(args, "deepspeed_activation_checkpointing", False)
-    )
 
 
 def most_corpora() -> int | None:
@@ -177,18 +133,6 @@ def check_data_paths(args: argparse.Namespace, most: int | None) -> None:
                 "of them with megatron-bfp merge"
             )
         check_weights(values[1::2], weights)
-
-
-def _has_curriculum(args: argparse.Namespace) -> bool:
-    """Whether DeepSpeed's configuration, which Megatron-DeepSpeed reads later, switches on its first curriculum."""
-    if not args.deepspeed or not isinstance(args.deepspeed_config, str):
-        return False
-    try:
-        with open(args.deepspeed_config, encoding="utf-8") as file:
-            settings = json.load(file)
-        return bool(settings.get("curriculum_learning", {}).get("enabled"))
-    except (OSError, ValueError, AttributeError):
-        return False  # Megatron-DeepSpeed will report it
 
 
 def parsed_options() -> argparse.Namespace:

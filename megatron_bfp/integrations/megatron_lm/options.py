@@ -1,41 +1,25 @@
-"""Megatron-LM's options with ``--data-impl bfp``: which are added, refused and set."""
+"""Megatron-LM's options with ``--data-impl bfp``: ours are added, ``option_table`` says which are refused, and a few
+are set."""
 
 import argparse
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from ...arguments import checked_seq_length
+from ...console import say
 from ...errors import OptionError, UnsupportedMegatronError
 from ...samples.blends import check_weights
 from ..balance import check_balance_batches
 from ..hooks import check_hooks
+from ..option_table import refusals as refused_by
+from ..option_table import untried
 from ..packing_options import add_packing_options
+from ..refusals import rank
+from .option_conditions import joins_rows_between_stages
+from .option_table import OPTIONS
 
 OLDEST = "megatron-core 0.19"
-
-_STATE = "a state space layer would carry its state across documents"
-
-REFUSED = {
-    "fim_data": ("--fim-data", "it rearranges samples after they were packed"),
-    "sft": ("--sft", "its samples are conversations, packed by its own dataset"),
-    "mock_data": ("--mock-data", "there are no documents to pack"),
-    "use_varlen_dataset": ("--use-varlen-dataset", "its samples are packed by its own dataset"),
-    "hybrid_context_parallel": ("--hybrid-context-parallel", "Megatron-LM does not support it with document masking"),
-    "hybrid_layer_pattern": ("--hybrid-layer-pattern", _STATE),
-    "hybrid_override_pattern": ("--hybrid-override-pattern", _STATE),
-    "mtp_hybrid_override_pattern": ("--mtp-hybrid-override-pattern", _STATE),
-    "overlap_moe_expert_parallel_comm": (
-        "--overlap-moe-expert-parallel-comm",
-        "its schedule calls the model without document boundaries; leave it out",
-    ),
-    "perform_rl_step": ("--perform-rl-step", "it makes its own samples"),
-    "per_dataset_sequences_path": (
-        "--per-dataset-sequences-path",
-        "counts come from the .idx itself, which is opened in constant time; leave it out",
-    ),
-}
-"""Attribute of the parsed options -> the option and why it cannot be used with packed samples."""
 
 
 def add_options(add_data_args: Callable) -> Callable:
@@ -71,10 +55,11 @@ def check_options(validate_args: Callable, hooked: Iterable[str]) -> Callable:
         args.dataloader_inter_document_masking = True
         result = validate_args(args, defaults)
         check(args)  # by now, old spellings are copied and defaults set
-        # validate_args gives evaluation the micro-batch size of training if it has none of its own
-        largest = max(args.micro_batch_size, getattr(args, "eval_micro_batch_size", None) or 1)
-        if largest > 1 and args.pipeline_model_parallel_size > 1:
+        if joins_rows_between_stages(args):
             exchange_shapes(args)
+        if rank() == 0:
+            for line in untried(OPTIONS, args):
+                say(line)
         return result
 
     return check_and_validate_args
@@ -95,22 +80,24 @@ def check(args: argparse.Namespace) -> None:
             "this Megatron-LM has no --dataloader-inter-document-masking, which --data-impl bfp needs; "
             f"use {OLDEST} or later"
         )
+    for error in refusals(args):
+        raise error
+
+
+def refusals(args: argparse.Namespace) -> Iterator[OptionError]:
+    """Everything for which ``check`` would stop a run of a Megatron-LM that is not too old: wrong values, and what
+    ``option_table`` refuses."""
+    return refused_by(OPTIONS, args, (_check_seq_length, _check_split_rows, check_balance_batches, _check_data_paths))
+
+
+def _check_seq_length(args: argparse.Namespace) -> None:
     if getattr(args, "seq_length", None) is not None:
         checked_seq_length("--seq-length", args.seq_length)
-    for attribute, (option, reason) in REFUSED.items():
-        if getattr(args, attribute, None):
-            raise OptionError(f"{option} cannot be used with --data-impl bfp: {reason}")
-    refuse_captured_attention(args)
+
+
+def _check_split_rows(args: argparse.Namespace) -> None:
     if (getattr(args, "context_parallel_size", 1) or 1) > 1:
         check_context_parallelism(args)
-    if getattr(args, "dataloader_type", None) not in (None, "single"):
-        raise OptionError(
-            f"--dataloader-type {args.dataloader_type} cannot be used with --data-impl bfp: the order of samples would "
-            "depend on the data-parallel size; leave it out, packed samples are shuffled anyway"
-        )
-    check_balance_batches(args)
-    for attribute in ("data_path", "train_data_path", "valid_data_path", "test_data_path"):
-        _check_data_path(f"--{attribute.replace('_', '-')}", getattr(args, attribute, None) or [])
 
 
 WITH_CONTEXT_PARALLELISM = {
@@ -148,6 +135,11 @@ def check_context_parallelism(args: argparse.Namespace) -> None:
         )
 
 
+def _check_data_paths(args: argparse.Namespace) -> None:
+    for attribute in ("data_path", "train_data_path", "valid_data_path", "test_data_path"):
+        _check_data_path(f"--{attribute.replace('_', '-')}", getattr(args, attribute, None) or [])
+
+
 def _check_data_path(option: str, values: list[str]) -> None:
     """Refuse a blend that would fail an assertion of Megatron-LM later.
 
@@ -170,54 +162,11 @@ def _as_number(text: str) -> float | None:
         return None
 
 
-CAPTURES_NO_ATTENTION = {"mlp", "moe", "moe_router", "moe_preprocess"}
-"""Modules of ``--cuda-graph-modules`` that do not mix positions."""
-
-
-def refuse_captured_attention(args: argparse.Namespace) -> None:
-    """Refuse CUDA graphs that capture attention: a graph takes no boundaries, or replays those of its capture.
-
-    Args:
-        args: before or after Megatron-LM replaced old spellings by new ones.
-
-    Raises:
-        OptionError: attention would be captured.
-    """
-    modules = getattr(args, "cuda_graph_scope_deprecated", None) or getattr(args, "cuda_graph_modules", None) or []
-    if not isinstance(modules, list | tuple):
-        modules = str(getattr(modules, "name", modules)).split(",")
-    names = {getattr(module, "name", str(module)) for module in modules}
-    impl = getattr(args, "cuda_graph_impl", None) or "none"
-    option = f"--cuda-graph-impl {impl}"
-    for old in ("enable_cuda_graph", "external_cuda_graph"):
-        if getattr(args, old, False):
-            impl, option = old, f"--{old.replace('_', '-')}"
-    if impl == "none" and "full_iteration" in names:
-        impl, option = "full_iteration", "--cuda-graph-scope full_iteration"
-    if impl == "none" or impl != "full_iteration" and names and names <= CAPTURES_NO_ATTENTION:
-        return
-    raise OptionError(
-        f"{option} cannot be used with --data-impl bfp where attention is captured: a CUDA graph cannot take the "
-        "document boundaries of each micro-batch; leave it out, or give --cuda-graph-modules with nothing but "
-        f"{', '.join(sorted(CAPTURES_NO_ATTENTION))}"
-    )
-
-
 def exchange_shapes(args: argparse.Namespace) -> None:
     """Let pipeline stages exchange tensor shapes. Document masking joins the rows of a micro-batch to
-    [b * s, 1, hidden]; without this the next stage would expect [s, b, hidden].
-
-    Raises:
-        OptionError: the token dispatcher of a mixture of experts does not allow that.
-    """
+    [b * s, 1, hidden]; without this the next stage would expect [s, b, hidden]."""
     args.variable_seq_lengths = True
     if args.moe_token_dispatcher_type == "allgather":
-        if args.num_experts:
-            raise OptionError(
-                "--moe-token-dispatcher-type allgather cannot be used with --data-impl bfp, pipeline parallelism and "
-                "--micro-batch-size or --eval-micro-batch-size above 1: give --moe-token-dispatcher-type alltoall, or "
-                "1 for both"
-            )
         args.moe_token_dispatcher_type = "alltoall"  # Megatron-LM checks it even without experts
 
 

@@ -9,7 +9,7 @@ WHAT is one of
     lose=R      call the model on rank R without boundaries
     shapes      print the shapes that pipeline stages send each other, and whether they exchange them beforehand
     exchange    the same, and let them exchange shapes
-    accept=A    refuse options as always, but not attribute A of the parsed ones; A=cuda_graphs for CUDA graphs
+    accept=O    refuse options as always, but not --O
 """
 
 import hashlib
@@ -32,9 +32,7 @@ if what.startswith("without="):
     replace = changes.replace
     changes.replace = lambda owner, name, *rest: name == what[8:] or replace(owner, name, *rest)
 if what.startswith("accept="):
-    options.REFUSED.pop(what[7:], None)
-    if what == "accept=cuda_graphs":
-        options.refuse_captured_attention = lambda args: None
+    options.OPTIONS = tuple(row for row in options.OPTIONS if f"--{what[7:]}" not in row.options)
 megatron_bfp.install()
 
 import torch
