@@ -53,3 +53,33 @@ def test_an_exchange_of_shapes_would_be_seen(checkout, corpus):
 def test_without_the_hook_stages_expect_other_shapes(checkout, corpus):
     status, output = run(checkout, corpus, "without=get_forward_backward_func", launch=launch)
     assert status != 0 and not STEP.findall(output)
+
+
+OVERLAP = """--num-experts 4 --moe-router-topk 2 --expert-model-parallel-size 2 --moe-token-dispatcher-type alltoall
+    --bf16"""
+
+
+def overlapping(checkout, corpus, what, spec, *options, launch=train):
+    script = [ON_CPU / "watched.py", what, checkout / "pretrain_gpt.py", "--data-impl", "bfp"]
+    options = ["--spec", "layer_spec", spec, *OVERLAP.split(), "--train-iters", 3, *options]
+    return launch(checkout, corpus, script, *options, ranks=2)
+
+
+@pytest.mark.parametrize("layout", [[], ["--micro-batch-size", 1]], ids=["joined rows", "single rows"])
+def test_fault_A01_a_plan_of_the_forward_pass_gets_the_boundaries(checkout, corpus, layout):
+    """Losses are those without overlap; attention would go on if no boundaries came."""
+    script = ["batches", "like_transformer_engine", *layout]
+    plain, _ = overlapping(checkout, corpus, *script)
+    overlapped, output = overlapping(checkout, corpus, *script, "--overlap-moe-expert-parallel-comm")
+    assert len(overlapped) == 3 and losses(overlapped) == pytest.approx(losses(plain), abs=2e-3)  # of bf16
+    assert "attention inside documents, as the first step showed: 2 x TEDotProductAttention" in output
+
+
+@pytest.mark.parametrize("spec", ["like_transformer_engine", "packed"])
+def test_fault_A01_a_plan_that_loses_boundaries_stops_in_the_first_step(checkout, corpus, spec):
+    """Without the hook; the attention of one spec goes on without boundaries, that of the other stops by itself."""
+    overlap = "--overlap-moe-expert-parallel-comm"
+    script = "without=get_forward_backward_func", spec, overlap, "--micro-batch-size", 1
+    status, output = overlapping(checkout, corpus, *script, launch=launch)
+    assert status != 0 and "got no document boundaries" in output and "before the first update" in output
+    assert not STEP.findall(output) and "as the first step showed" not in output

@@ -6,8 +6,12 @@ from .option_conditions import (
     CAPTURES_NO_ATTENTION,
     captures_attention,
     captures_other_modules,
-    joins_rows_for_allgather,
+    deterministic_gated_delta_net,
+    gated_delta_net,
+    learned_sinks_of_split_rows,
     other_loader,
+    plans_later_tokens,
+    sparse_attention,
     transformer_engine,
 )
 
@@ -16,10 +20,11 @@ _DATA = "tests/integration/test_real_megatron_lm_data.py::"
 _BALANCE = "tests/integration/test_real_megatron_lm_balance.py::"
 _SPLIT_ROWS = "tests/integration/test_real_megatron_lm_context_parallel.py::"
 _CHECKS = "tests/integrations/test_megatron_lm_options.py::"
+_STAGES = "tests/integration/test_real_megatron_lm_pipelines.py::"
+_KINDS = "tests/integration/test_real_megatron_lm_kinds.py::"
 _LAYERS = "tests/integrations/test_megatron_lm_attention.py::"
 
 _PACKED_BY_ITSELF = "its samples are packed by its own dataset"
-_STATE = "a state space layer would carry its state across documents"
 _IN_CONTEXT_PARALLEL = "--context-parallel-size above 1"
 _BY_CONTEXT_CHECK = "check_context_parallelism"
 
@@ -106,20 +111,11 @@ OPTIONS: tuple[Row, ...] = (
     Works(
         options=("--micro-batch-size", "--eval-micro-batch-size"),
         label="`--micro-batch-size` or `--eval-micro-batch-size` above 1 with pipeline parallelism",
-        how="Megatron-LM joins rows, so tensor shapes vary and pipeline stages exchange them",
+        how="Megatron-LM joins rows; stages know the shapes and exchange none",
         shown_by=(
             _TESTS + "test_two_pipeline_stages_train_alike_whatever_the_micro_batch",
             _TESTS + "test_fault_B01_an_evaluation_of_larger_micro_batches_runs_through_two_stages",
         ),
-    ),
-    Refused(
-        options=("--moe-token-dispatcher-type",),
-        label="with it: experts with `--moe-token-dispatcher-type allgather`",
-        condition=joins_rows_for_allgather,
-        beside="pipeline parallelism and --micro-batch-size or --eval-micro-batch-size above 1",
-        why="pipeline stages would exchange shapes, which this dispatcher does not allow",
-        instead="give --moe-token-dispatcher-type alltoall, or 1 for both",
-        shown_by=("megatron.core.transformer.transformer_config:TransformerConfig.__post_init__",),
     ),
     Works(
         options=("--context-parallel-size",),
@@ -140,11 +136,12 @@ OPTIONS: tuple[Row, ...] = (
         options=(
             "--mtp-num-layers",
             "--reset-position-ids",
+            "--hybrid-layer-pattern",
             "--hierarchical-context-parallel-sizes",
             "--cp-comm-type",
         ),
-        label="with it: `--mtp-num-layers`, `--reset-position-ids`, `--hierarchical-context-parallel-sizes`, "
-        "`--cp-comm-type a2a+p2p`",
+        label="with it: `--mtp-num-layers`, `--reset-position-ids`, `--hybrid-layer-pattern`, "
+        "`--hierarchical-context-parallel-sizes`, `--cp-comm-type a2a+p2p`",
         beside=_IN_CONTEXT_PARALLEL,
         why="positions, later tokens and groups are those of whole rows",
         instead="leave them out",
@@ -179,23 +176,88 @@ OPTIONS: tuple[Row, ...] = (
         options=("--num-experts",),
         label="`--num-experts`",
         how="padding passes the router as other tokens do",
-        shown_by=(_TESTS + "test_fault_A01_a_schedule_that_loses_boundaries_stops_in_the_first_step",),
+        shown_by=(_KINDS + "test_the_first_loss_is_that_of_the_documents_alone",),
+    ),
+    Works(
+        options=("--moe-token-dispatcher-type",),
+        how="with pipelines of any micro-batch size",
+        shown_by=(_STAGES + "test_experts_by_allgather_train_alike_whatever_the_micro_batch",),
+    ),
+    Works(
+        options=("--overlap-moe-expert-parallel-comm",),
+        how="its schedule is given the boundaries",
+        shown_by=(_STAGES + "test_fault_A01_a_plan_of_the_forward_pass_gets_the_boundaries",),
     ),
     Refused(
         options=("--overlap-moe-expert-parallel-comm",),
-        why="its schedule calls the model without document boundaries",
+        label="with it: `--mtp-num-layers`",
+        condition=plans_later_tokens,
+        beside="--mtp-num-layers",
+        why="Megatron-LM's plan of multi-token prediction takes no boundaries",
         instead="leave it out",
-        shown_by=("pretrain_gpt:forward_step",),
+        shown_by=("megatron.core.models.common.fine_grained_callables:build_mtp_layer_callables",),
+    ),
+    Works(
+        options=("--multi-latent-attention", "--mtp-num-layers"),
+        how="later tokens are those of the same document",
+        shown_by=(_KINDS + "test_the_first_loss_is_that_of_the_documents_alone",),
+    ),
+    Works(
+        options=("--window-size", "--window-attn-skip-freq", "--softmax-type"),
+        how="with `--transformer-impl local`, sinks (`--softmax-type learnable`) have no fused kernel",
+        shown_by=(
+            _KINDS + "test_the_first_loss_is_that_of_the_documents_alone",
+            "tests/megatron_core/test_windows_and_sinks.py::test_windows_and_sinks_are_those_of_megatron_core",
+        ),
     ),
     Refused(
+        options=("--softmax-type",),
+        label="with `--context-parallel-size` above 1: `--softmax-type` `learnable` or `off-by-one`",
+        condition=learned_sinks_of_split_rows,
+        beside=_IN_CONTEXT_PARALLEL,
+        why="sinks are not divided among ranks",
+        shown_by=("tests/megatron_core/test_attention.py::test_what_would_be_ignored_is_refused",),
+    ),
+    Untried(
         options=("--hybrid-layer-pattern", "--hybrid-override-pattern", "--mtp-hybrid-override-pattern"),
         label="hybrid layers: `--hybrid-layer-pattern`, `--hybrid-override-pattern`, `--mtp-hybrid-override-pattern`",
-        why=_STATE,
-        shown_by=("megatron.core.ssm.mamba_mixer:MambaMixer",),
+        why="state begins anew in each document, which a scan on the CPU shows, but mamba_ssm's kernels need a GPU, on "
+        "which they have not been run yet",
+        shown_by=(_KINDS + "test_the_state_of_hybrid_layers_begins_anew_in_each_document",),
+    ),
+    Untried(
+        options=("--experimental-attention-variant",),
+        label="`--experimental-attention-variant` `gdn`, `gdn2`, `gated_delta_net`",
+        condition=gated_delta_net,
+        why="its kernels take boundaries, which the first step checks, but need a GPU, on which they have not been run "
+        "yet",
+        shown_by=(
+            "tests/attention/test_boundaries_of_mixers.py::test_classes_that_know_joined_rows_alone_get_joined_rows",
+        ),
+    ),
+    Refused(
+        options=("--deterministic-mode",),
+        label="with it: `--deterministic-mode`",
+        condition=deterministic_gated_delta_net,
+        beside="gated delta nets",
+        why="Megatron-LM's deterministic gated delta net takes no boundaries",
+        instead="leave it out",
+        shown_by=("megatron.core.ssm.gated_delta_net.gdn:GatedDeltaNet.forward",),
+    ),
+    Untried(
+        options=("--experimental-attention-variant",),
+        label="`--experimental-attention-variant dsa`",
+        condition=sparse_attention,
+        why="it takes boundaries, which the first step checks, but needs Transformer Engine and so a GPU, on which it "
+        "has not been run yet",
+        shown_by=(
+            "tests/attention/test_boundaries_of_mixers.py::test_classes_that_know_joined_rows_alone_get_joined_rows",
+        ),
     ),
     Untried(
         options=("--cuda-graph-impl",),
-        label="`--cuda-graph-impl` with `--cuda-graph-modules` of `mlp`, `moe`, `moe_router`, `moe_preprocess`",
+        label="`--cuda-graph-impl` with `--cuda-graph-modules` of `moe_router`, `moe_preprocess`, and with "
+        "`transformer_engine` of `mlp`, `moe`",
         condition=captures_other_modules,
         why="its graphs hold no attention, but need a GPU, on which they have not been run yet",
         shown_by=(_CHECKS + "test_fault_B11_graphs_without_attention_are_fine",),
@@ -206,8 +268,12 @@ OPTIONS: tuple[Row, ...] = (
         condition=captures_attention,
         why="where attention is captured, a graph cannot take the document boundaries of each micro-batch",
         instead="leave it out, or give --cuda-graph-modules with nothing but "
-        + ", ".join(sorted(CAPTURES_NO_ATTENTION)),
-        shown_by=("megatron.core.transformer.cuda_graphs:_CudaGraphRunner",),
+        + ", ".join(sorted(CAPTURES_NO_ATTENTION["local"])),
+        shown_by=(
+            "megatron.core.transformer.cuda_graphs:_CudaGraphRunner.get_mismatch_errors",
+            "megatron.core.transformer.transformer_layer:TransformerLayer.create_mcore_cudagraph_manager",
+            "megatron.core.transformer.transformer_layer:TransformerLayer._te_cuda_graph_replay",
+        ),
     ),
     Refused(
         options=("--fim-data",),
