@@ -5,7 +5,8 @@
 kernels, best first, each with a check that says why it cannot be used.
 
 No kernel is ever used that cannot respect document boundaries, and none builds a mask of positions by positions (but
-``sdpa`` for the first document of a context-parallel rank that only gathers keys).
+``sdpa`` of a document's, for attention windows and sinks and for the first document of a context-parallel rank that
+only gathers keys).
 ``LIBRARIES`` is the table of what differs between the fused kernels; they share one call.
 """
 
@@ -29,7 +30,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from ..errors import OptionError
 from .boundaries import Boundaries
 
-Attend = Callable[[Tensor, Tensor, Tensor, Boundaries, float, float], Tensor]
+Attend = Callable[..., Tensor]
 
 
 class Needs(NamedTuple):
