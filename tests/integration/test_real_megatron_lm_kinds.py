@@ -85,16 +85,26 @@ def test_the_first_loss_is_that_of_the_documents_alone(checkout, corpus, kind, d
         assert later[0] == pytest.approx(later[1], rel=1e-5) and abs(later[2] - later[1]) > 1e-3 * later[1]
 
 
-def test_the_state_of_hybrid_layers_begins_anew_in_each_document(checkout, corpus, monkeypatch):
-    """By a scan that is written out, in place of mamba_ssm's kernels."""
-    on_cpu = os.pathsep.join([str(ROOT / "tests/integration/mamba_on_cpu"), ENVIRONMENT["PYTHONPATH"]])
+MIXERS = {
+    "MambaMixer": ["M-M*", "--mamba-num-groups", 1, "--mamba-state-dim", 16, "--mamba-head-dim", 32],
+    "GatedDeltaNet": (
+        "G-G* --linear-key-head-dim 16 --linear-value-head-dim 16 --linear-num-key-heads 2 --linear-num-value-heads 4"
+    ).split(),
+}
+"""Class of layers -> a pattern that has them, and their sizes."""
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_the_state_of_hybrid_layers_begins_anew_in_each_document(checkout, corpus, monkeypatch, mixer):
+    """By scans that are written out, in place of the kernels of mamba_ssm and flash-linear-attention."""
+    on_cpu = os.pathsep.join([str(ROOT / "tests/integration/mixers_on_cpu"), ENVIRONMENT["PYTHONPATH"]])
     monkeypatch.setitem(ENVIRONMENT, "PYTHONPATH", on_cpu)
-    options = [*reduced(published(Path(CHECKOUT, HYBRID))), "--spec", "hybrid_spec", "hybrid"]
-    options += ["--mamba-num-groups", 1, "--mamba-state-dim", 16, "--mamba-head-dim", 32]
+    options = [*reduced(published(Path(CHECKOUT, HYBRID))), "--hybrid-layer-pattern", *MIXERS[mixer]]
+    options += ["--spec", "hybrid_spec", "hybrid", "--train-iters", 1]
     script = [ON_CPU / "documents_alone.py", checkout / "pretrain_hybrid.py", "--data-impl", "bfp"]
-    steps, output = train(checkout, corpus, script, *options, "--train-iters", 1, without=(*OF_LLAMA, "--num-layers"))
+    steps, output = train(checkout, corpus, script, *options, without=(*OF_LLAMA, "--num-layers"))
     (of_step, alone, as_one), _ = losses_of(steps, output)
-    print(f"hybrid: documents alone {abs(of_step - alone):.1e}, control {abs(as_one - alone):.1e}")
+    print(f"hybrid, {mixer}: documents alone {abs(of_step - alone):.1e}, control {abs(as_one - alone):.1e}")
     assert of_step == pytest.approx(alone, abs=1e-5)
     assert abs(as_one - alone) > 1e-3
-    assert "1 x DocumentAttention by sdpa, 2 x MambaMixer" in output
+    assert "1 x DocumentAttention by sdpa" in output and f"2 x {mixer}" in output
