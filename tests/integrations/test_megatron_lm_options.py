@@ -53,6 +53,7 @@ def test_the_options_of_a_plain_run_are_fine():
         (LONG | {"cp_comm_type": ["a2a+p2p"]}, r"--cp-comm-type a2a\+p2p"),
         (LONG | {"mtp_num_layers": 1}, "--mtp-num-layers"),
         (LONG | {"reset_position_ids": True}, "--reset-position-ids"),
+        (LONG | {"hybrid_layer_pattern": "M*M*"}, "--hybrid-layer-pattern"),
         (LONG | {"hierarchical_context_parallel_sizes": [2, 2]}, "--hierarchical-context-parallel-sizes"),
         (LONG | {"seq_length": 18}, "--seq-length 18 must be a multiple of 4, twice --context-parallel-size"),
         ({"dataloader_type": "cyclic"}, "--dataloader-type cyclic"),
@@ -130,6 +131,16 @@ def test_fault_A01_a_plan_of_later_tokens_is_refused():
     megatron_lm.check(options(mtp_num_layers=1))
     with pytest.raises(OptionError, match="--overlap-moe-expert-parallel-comm cannot .* and --mtp-num-layers"):
         megatron_lm.check(options(overlap_moe_expert_parallel_comm=True, mtp_num_layers=1))
+
+
+@pytest.mark.parametrize("balancing", ["seq_aux_loss", ["aux_loss", "seq_aux_loss"]])
+def test_a_plan_cannot_balance_experts_inside_joined_sequences(balancing):
+    overlap = {"overlap_moe_expert_parallel_comm": True, "micro_batch_size": 2}
+    megatron_lm.check(options(moe_router_load_balancing_type=balancing, micro_batch_size=2))
+    megatron_lm.check(options(moe_router_load_balancing_type="aux_loss", **overlap))
+    megatron_lm.check(options(moe_router_load_balancing_type=balancing, overlap_moe_expert_parallel_comm=True))
+    with pytest.raises(OptionError, match="seq_aux_loss cannot be used .* --micro-batch-size 1"):
+        megatron_lm.check(options(moe_router_load_balancing_type=balancing, **overlap))
 
 
 @pytest.mark.parametrize("spelling", ["hybrid_override_pattern", "mtp_hybrid_override_pattern", "hybrid_layer_pattern"])

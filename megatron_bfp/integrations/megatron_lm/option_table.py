@@ -10,6 +10,7 @@ from .option_conditions import (
     gated_delta_net,
     learned_sinks_of_split_rows,
     other_loader,
+    plans_balance_by_sequence,
     plans_later_tokens,
     sparse_attention,
     transformer_engine,
@@ -196,6 +197,15 @@ OPTIONS: tuple[Row, ...] = (
         why="Megatron-LM's plan of multi-token prediction takes no boundaries",
         instead="leave it out",
         shown_by=("megatron.core.models.common.fine_grained_callables:build_mtp_layer_callables",),
+    ),
+    Refused(
+        options=("--moe-router-load-balancing-type",),
+        label="with it: `--moe-router-load-balancing-type seq_aux_loss` and `--micro-batch-size` above 1",
+        condition=plans_balance_by_sequence,
+        beside="--overlap-moe-expert-parallel-comm and --micro-batch-size above 1",
+        why="Megatron-LM's plan would balance joined sequences as one",
+        instead="give aux_loss, or --micro-batch-size 1",
+        shown_by=("megatron.core.models.gpt.fine_grained_callables:build_transformer_layer_callables",),
     ),
     Works(
         options=("--multi-latent-attention", "--mtp-num-layers"),
