@@ -45,6 +45,14 @@ def test_experts_by_allgather_train_alike_whatever_the_micro_batch(checkout, cor
     assert exchanges(of_one) == exchanges(of_two) == 0
 
 
+def test_virtual_stages_train_alike_whatever_the_micro_batch(checkout, corpus):
+    virtual = ["--num-layers", 4, "--num-virtual-stages-per-pipeline-rank", 2]
+    one, _ = run(checkout, corpus, "shapes", *virtual, "--micro-batch-size", 1)
+    two, output = run(checkout, corpus, "shapes", *virtual)
+    assert losses(two) == pytest.approx(losses(one), abs=1e-5) and len(two) == 3
+    assert shapes(output) == {(256, 1, 64)} and exchanges(output) == 0
+
+
 def test_an_exchange_of_shapes_would_be_seen(checkout, corpus):
     _, output = run(checkout, corpus, "exchange", "--train-iters", 1)
     assert exchanges(output) > 0
