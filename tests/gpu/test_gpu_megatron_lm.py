@@ -1,6 +1,8 @@
 """The attention that Megatron-LM trains packed samples with, Transformer Engine's on joined rows, against each chunk
 alone through the same layers without boundaries."""
 
+import dataclasses
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -20,12 +22,20 @@ from trainer.model import transformer_config
 SEQ_LENGTH, VOCAB_SIZE = 512, 16384
 
 
-@pytest.fixture(scope="module")
-def model():
+KINDS = {
+    "LLaMA": {},
+    "gpt-oss": {"softmax_type": "learnable", "window_size": (64, 0), "window_attn_skip_freq": 2},
+}
+"""Kind of model -> what its attention has."""
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def model(request):
     initialize_megatron()
     torch.manual_seed(5)
     shape = {"hidden_size": 256, "ffn_hidden_size": 512, "init_method_std": 0.08, "bf16": True}
     config = transformer_config(model_options(**shape, group_query_attention=True, num_query_groups=2))
+    config = dataclasses.replace(config, **KINDS[request.param])
     spec = get_gpt_layer_with_transformer_engine_spec()
     options = {"position_embedding_type": "rope", "share_embeddings_and_output_weights": False}
     return GPTModel(config, spec, VOCAB_SIZE, SEQ_LENGTH, **options).bfloat16().cuda()
