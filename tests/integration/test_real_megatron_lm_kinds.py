@@ -87,9 +87,8 @@ def test_the_first_loss_is_that_of_the_documents_alone(checkout, corpus, kind, d
 
 MIXERS = {
     "MambaMixer": ["M-M*", "--mamba-num-groups", 1, "--mamba-state-dim", 16, "--mamba-head-dim", 32],
-    "GatedDeltaNet": (
-        "G-G* --swiglu --linear-key-head-dim 16 --linear-value-head-dim 16 --linear-num-key-heads 2 --linear-num-value-heads 4"
-    ).split(),
+    "GatedDeltaNet": """G-G* --swiglu --linear-key-head-dim 16 --linear-value-head-dim 16 --linear-num-key-heads 2
+        --linear-num-value-heads 4""".split(),
 }
 """Class of layers -> a pattern that has them, and their sizes."""
 
