@@ -153,8 +153,10 @@ def test_hybrid_layers_are_accepted_and_reported(spelling, capsys):
 def test_gated_delta_nets_are_refused_where_megatron_lm_s_take_no_boundaries(variant):
     megatron_lm.check(options(experimental_attention_variant=variant))
     megatron_lm.check(options(experimental_attention_variant="dsa", deterministic_mode=True))
-    with pytest.raises(OptionError, match="--deterministic-mode cannot .* and gated delta nets"):
-        megatron_lm.check(options(experimental_attention_variant=variant, deterministic_mode=True))
+    megatron_lm.check(options(hybrid_layer_pattern="M-M*", deterministic_mode=True))
+    for net in ({"experimental_attention_variant": variant}, {"hybrid_layer_pattern": "G-M*"}):
+        with pytest.raises(OptionError, match="--deterministic-mode cannot .* and gated delta nets"):
+            megatron_lm.check(options(**net, deterministic_mode=True))
 
 
 @pytest.mark.parametrize("softmax_type", ["learnable", "off-by-one"])

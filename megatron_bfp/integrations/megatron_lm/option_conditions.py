@@ -40,14 +40,15 @@ GATED_DELTA_NETS = {"gdn", "gdn2", "gated_delta_net"}
 
 
 def gated_delta_net(args: argparse.Namespace) -> str | None:
-    """Gated delta nets, in a GPT model or in a hybrid one."""
+    """Gated delta nets in a GPT model."""
     variant = getattr(args, "experimental_attention_variant", None)
     return f"--experimental-attention-variant {variant}" if variant in GATED_DELTA_NETS else None
 
 
 def deterministic_gated_delta_net(args: argparse.Namespace) -> str | None:
-    """Gated delta nets by operations that are deterministic."""
-    return "--deterministic-mode" if getattr(args, "deterministic_mode", False) and gated_delta_net(args) else None
+    """Gated delta nets by operations that are deterministic, in a GPT model or in a hybrid one."""
+    has_any = gated_delta_net(args) or "G" in (getattr(args, "hybrid_layer_pattern", None) or "")
+    return "--deterministic-mode" if has_any and getattr(args, "deterministic_mode", False) else None
 
 
 def sparse_attention(args: argparse.Namespace) -> str | None:

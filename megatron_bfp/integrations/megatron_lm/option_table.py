@@ -239,11 +239,9 @@ OPTIONS: tuple[Row, ...] = (
         options=("--experimental-attention-variant",),
         label="`--experimental-attention-variant` `gdn`, `gdn2`, `gated_delta_net`",
         condition=gated_delta_net,
-        why="its kernels take boundaries, which the first step checks, but need a GPU, on which they have not been run "
-        "yet",
-        shown_by=(
-            "tests/attention/test_boundaries_of_mixers.py::test_classes_that_know_joined_rows_alone_get_joined_rows",
-        ),
+        why="state begins anew in each document, which a delta rule on the CPU shows, but the kernels need a GPU, on "
+        "which they have not been run yet",
+        shown_by=(_KINDS + "test_the_state_of_hybrid_layers_begins_anew_in_each_document",),
     ),
     Refused(
         options=("--deterministic-mode",),
