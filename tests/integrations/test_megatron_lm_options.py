@@ -149,14 +149,15 @@ def test_hybrid_layers_are_accepted_and_reported(spelling, capsys):
     assert f"--{spelling.replace('_', '-')} is accepted but not tested" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("variant", ["gdn", "gdn2", "gated_delta_net"])
-def test_gated_delta_nets_are_refused_where_megatron_lm_s_take_no_boundaries(variant):
+@pytest.mark.parametrize("variant", ["gdn", "gdn2", "gated_delta_net", "dsa"])
+def test_the_deterministic_gdn2_alone_is_refused(variant):
     megatron_lm.check(options(experimental_attention_variant=variant))
-    megatron_lm.check(options(experimental_attention_variant="dsa", deterministic_mode=True))
-    megatron_lm.check(options(hybrid_layer_pattern="M-M*", deterministic_mode=True))
-    for net in ({"experimental_attention_variant": variant}, {"hybrid_layer_pattern": "G-M*"}):
-        with pytest.raises(OptionError, match="--deterministic-mode cannot .* and gated delta nets"):
-            megatron_lm.check(options(**net, deterministic_mode=True))
+    megatron_lm.check(options(deterministic_mode=True))
+    deterministic = options(experimental_attention_variant=variant, deterministic_mode=True)
+    if variant != "gdn2":
+        return megatron_lm.check(deterministic)
+    with pytest.raises(OptionError, match="--deterministic-mode cannot .* and --experimental-attention-variant gdn2"):
+        megatron_lm.check(deterministic)
 
 
 @pytest.mark.parametrize("softmax_type", ["learnable", "off-by-one"])

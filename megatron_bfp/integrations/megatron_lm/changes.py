@@ -80,6 +80,14 @@ def _change_model(module: ModuleType) -> None:
     _wrap(module.GPTModel, "build_schedule_plan", "packed_seq_params", by_rows)
 
 
+def _change_delta_nets(module: ModuleType) -> None:
+    from .delta_nets import accept_boundaries, convolution_in_documents, rule_in_documents
+
+    _wrap(module.GatedDeltaNet, "_setup_variant_attrs", "self", accept_boundaries)
+    _wrap(module, "torch_chunk_gated_delta_rule", "cu_seqlens", rule_in_documents)
+    _wrap(module, "causal_conv1d", "cu_seqlens", convolution_in_documents)  # None without flash-linear-attention
+
+
 def _change_rotary_angles(module: ModuleType) -> None:
     from .model import repeat_for_joined_rows
 
@@ -121,6 +129,7 @@ HOOKS: dict[str, Hook] = {
     "megatron.core.models.common.embeddings.rotary_pos_embedding": _change_rotary_angles,
     "megatron.core.models.common.embeddings.yarn_rotary_pos_embedding": _change_rotary_angles,
     "megatron.core.pipeline_parallel.schedules": _change_loss,
+    "megatron.core.ssm.gated_delta_net.gdn": _change_delta_nets,
     "megatron.training.checkpointing": _change_checkpoints,
     "megatron.training.training": _change_training,
 }

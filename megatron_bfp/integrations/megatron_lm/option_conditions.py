@@ -45,10 +45,10 @@ def gated_delta_net(args: argparse.Namespace) -> str | None:
     return f"--experimental-attention-variant {variant}" if variant in GATED_DELTA_NETS else None
 
 
-def deterministic_gated_delta_net(args: argparse.Namespace) -> str | None:
-    """Gated delta nets by operations that are deterministic, in a GPT model or in a hybrid one."""
-    has_any = gated_delta_net(args) or "G" in (getattr(args, "hybrid_layer_pattern", None) or "")
-    return "--deterministic-mode" if has_any and getattr(args, "deterministic_mode", False) else None
+def deterministic_gdn2(args: argparse.Namespace) -> str | None:
+    """The second kind of gated delta nets, by operations that are deterministic."""
+    is_gdn2 = getattr(args, "experimental_attention_variant", None) == "gdn2"
+    return "--deterministic-mode" if is_gdn2 and getattr(args, "deterministic_mode", False) else None
 
 
 def sparse_attention(args: argparse.Namespace) -> str | None:
