@@ -256,8 +256,25 @@ def _check_form(module: nn.Module, boundaries: Any) -> None:
     """
     if has_class(module, JOINED_ROWS_ONLY) and _form(boundaries) != "thd":
         raise InvalidBoundaries(f"have the form {_form(boundaries)}, which it ignores")
-    if has_class(module, {"MambaMixer"}) and hasattr(boundaries, "seq_idx") and boundaries.seq_idx is None:
+    if has_class(module, {"MambaMixer"}) and hasattr(boundaries, "seq_idx"):
+        _check_state(boundaries.seq_idx, joined_boundaries(boundaries))
+
+
+def _check_state(seq_idx: Tensor | None, joined: Tensor) -> None:
+    """Make sure that a state space layer begins anew in each document, and only there.
+
+    Args:
+        seq_idx: int32 [1, t]: a number for each position, the same inside a document.
+        joined: as ``joined_boundaries``.
+
+    Raises:
+        InvalidBoundaries: it does not.
+    """
+    if seq_idx is None:
         raise InvalidBoundaries("have no seq_idx, without which its state crosses documents")
+    changes = torch.nonzero(seq_idx.reshape(-1).cpu().diff())[:, 0] + 1
+    if seq_idx.numel() != joined[-1] or not torch.equal(changes, joined[1:-1]):
+        raise InvalidBoundaries("have the seq_idx of other documents")
 
 
 class WatchedIterator:

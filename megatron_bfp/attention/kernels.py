@@ -5,7 +5,8 @@
 kernels, best first, each with a check that says why it cannot be used.
 
 No kernel is ever used that cannot respect document boundaries, and none builds a mask of positions by positions (but
-``sdpa`` for the first document of a context-parallel rank that only gathers keys).
+``sdpa`` of a document's, for attention windows and sinks and for the first document of a context-parallel rank that
+only gathers keys).
 ``LIBRARIES`` is the table of what differs between the fused kernels; they share one call.
 """
 
@@ -29,7 +30,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from ..errors import OptionError
 from .boundaries import Boundaries
 
-Attend = Callable[[Tensor, Tensor, Tensor, Boundaries, float, float], Tensor]
+Attend = Callable[..., Tensor]
 
 
 class Needs(NamedTuple):
@@ -38,6 +39,10 @@ class Needs(NamedTuple):
     dtype: torch.dtype
     head_size: int
     dropout: float
+    window: int | None = None
+    """Positions before its own that a query attends to; None for all of its document's."""
+    sinks: bool = False
+    """Whether there is a learned logit per head that takes a share of each softmax."""
 
 
 class Kernel(NamedTuple):
@@ -49,20 +54,20 @@ class Kernel(NamedTuple):
 
 
 def choose_kernel(name: str | None, needs: Needs) -> tuple[str, Attend]:
-    """The kernel called ``name``, or the first in ``KERNELS`` that can be used; with its name.
+    """The kernel called ``name``, or the first in ``KERNELS`` that can be used; with its name. If there are sinks, it
+    takes them, [heads], as a keyword.
 
     Raises:
         OptionError: there is no kernel of that name, or it cannot be used here.
     """
     if name is None:
         name = next(name for name, kernel in KERNELS.items() if kernel.unusable(needs) is None)
-        return name, KERNELS[name].attend
-    if name not in KERNELS:
+    elif name not in KERNELS:
         raise OptionError(f"--attention-kernel {name}: there are {', '.join(KERNELS)}")
-    reason = KERNELS[name].unusable(needs)
-    if reason:
+    elif reason := KERNELS[name].unusable(needs):
         raise OptionError(f"--attention-kernel {name} cannot be used: {reason}")
-    return name, KERNELS[name].attend
+    attend = KERNELS[name].attend
+    return name, attend if needs.window is None else partial(attend, window=needs.window)
 
 
 def attend_padded(attend: Attend, query: Tensor, key: Tensor, value: Tensor, *others: Any) -> Tensor:
@@ -72,25 +77,47 @@ def attend_padded(attend: Attend, query: Tensor, key: Tensor, value: Tensor, *ot
 
 
 def sdpa_per_document(
-    query: Tensor, key: Tensor, value: Tensor, boundaries: Boundaries, softmax_scale: float, dropout: float
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    boundaries: Boundaries,
+    softmax_scale: float,
+    dropout: float,
+    window: int | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
-    """torch's ``scaled_dot_product_attention``, called once per document; on any device, and the reference of tests."""
+    """torch's ``scaled_dot_product_attention``, called once per document; on any device, and the reference of tests.
 
-    def of_chunk(tensor: Tensor, start: int, end: int) -> Tensor:
-        return tensor[start:end].transpose(0, 1).unsqueeze(0)  # [1, heads, chunk, head size]
+    Args:
+        window: as in ``Needs``.
+        sinks: [heads], or None.
+    """
+    more = 0 if sinks is None else 1  # a key whose score is the sink, and whose value is 0
+
+    def of_chunk(tensor: Tensor, start: int, end: int, more: int = 0) -> Tensor:
+        chunk = tensor[start:end].transpose(0, 1).unsqueeze(0)  # [1, heads, chunk, head size]
+        return pad(chunk, (0, 0, 0, more)) if more else chunk
 
     def mask(num_queries: int, num_keys: int) -> dict[str, Any]:
-        if num_queries == num_keys:
+        if num_queries == num_keys and window is None and sinks is None:
             return {"is_causal": True}
         positions = torch.ones(num_queries, num_keys, dtype=torch.bool, device=query.device)
-        return {"attn_mask": positions.tril(num_keys - num_queries)}  # the last query sees the last key
+        positions = positions.tril(num_keys - num_queries)  # the last query sees the last key
+        if window is not None:
+            positions = positions.triu(num_keys - num_queries - window)
+        if sinks is None:
+            return {"attn_mask": positions}
+        scores = torch.zeros_like(positions, dtype=query.dtype).masked_fill(~positions, -torch.inf)
+        shape = len(sinks), num_queries, -1
+        sink = sinks.to(query.dtype)[:, None, None].expand(*shape[:2], 1)
+        return {"attn_mask": torch.cat([scores.expand(*shape), sink], dim=-1)}
 
     offsets, of_keys = boundaries.offsets, (boundaries.keys or boundaries).offsets
     outputs = [
         scaled_dot_product_attention(
             of_chunk(query, start, end),
-            of_chunk(key, key_start, key_end),
-            of_chunk(value, key_start, key_end),
+            of_chunk(key, key_start, key_end, more),
+            of_chunk(value, key_start, key_end, more),
             **mask(end - start, key_end - key_start),
             dropout_p=dropout,
             scale=softmax_scale,
@@ -127,11 +154,20 @@ class Library:
     """Turns what was imported into the function to call; raises ImportError if this release cannot be used."""
 
     def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, boundaries: Boundaries, softmax_scale: float, dropout: float
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        boundaries: Boundaries,
+        softmax_scale: float,
+        dropout: float,
+        window: int | None = None,
     ) -> Tensor:
         """Run the kernel; arguments and result as in the module's docstring."""
         arguments: list[Any] = [query, key, value]
         keywords: dict[str, Any] = {self.scale_name: softmax_scale, **self.causal}
+        if window is not None:
+            keywords["window_size"] = (window, 0)
         if self.dropout_name is not None:
             keywords[self.dropout_name] = dropout
         keys = boundaries.keys or boundaries
@@ -155,6 +191,8 @@ class Library:
             return f"it takes head sizes that are multiples of 8 up to 256, not {needs.head_size}"
         if needs.dropout and self.dropout_name is None:
             return "it has no attention dropout"
+        if needs.sinks:
+            return "it has no attention sinks"
         try:
             load(self)
         except (ImportError, OSError) as error:
@@ -191,11 +229,17 @@ def _windowed_torch_varlen(varlen_attn: Callable[..., Any]) -> Callable[..., Any
 
 def _transformer_engine_function(attention_class: type) -> Callable[..., Any]:
     """Transformer Engine has a module without parameters, whose options are fixed when it is made. One is kept for each
-    shape, scale and dropout."""
+    shape, scale, dropout and window."""
 
     @lru_cache
     def module(
-        heads: int, groups: int, head_size: int, softmax_scale: float, dropout: float, mask: str
+        heads: int,
+        groups: int,
+        head_size: int,
+        softmax_scale: float,
+        dropout: float,
+        mask: str,
+        window: tuple[int, int] | None,
     ) -> Callable[..., Any]:
         return attention_class(
             heads,
@@ -205,15 +249,23 @@ def _transformer_engine_function(attention_class: type) -> Callable[..., Any]:
             qkv_format="thd",
             attn_mask_type=mask,
             softmax_scale=softmax_scale,
+            window_size=window,
         )
 
     def attend(
-        query: Tensor, key: Tensor, value: Tensor, *, softmax_scale: float, dropout: float, **boundaries: Any
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        softmax_scale: float,
+        dropout: float,
+        window_size: tuple[int, int] | None = None,
+        **boundaries: Any,
     ) -> Tensor:
         _, heads, head_size = query.shape
         mask = "padding_causal" if len(query) == len(key) else "padding_causal_bottom_right"
-        output = module(heads, key.shape[1], head_size, softmax_scale, dropout, mask)(query, key, value, **boundaries)
-        return output.view(query.shape)  # from [t, heads * head size]
+        attention = module(heads, key.shape[1], head_size, softmax_scale, dropout, mask, window_size)
+        return attention(query, key, value, **boundaries).view(query.shape)  # from [t, heads * head size]
 
     return attend
 

@@ -31,11 +31,14 @@ except ModuleNotFoundError as error:
     from ..optional import not_installed
 
     raise not_installed(error, __name__) from None
+from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.utils import is_layer_window_attention
 from torch import Tensor
+from torch.nn import Parameter
 
 from ..attention.boundaries import Boundaries
 from ..attention.context_parallel import Shards, gather, ulysses
@@ -180,6 +183,14 @@ def way_to_split(config: TransformerConfig, name: str | None) -> Callable[..., T
     return ulysses if name == "ulysses" or name is None and divides else gather
 
 
+def window_of(config: TransformerConfig, layer_number: int) -> int | None:
+    """Positions before its own that a query of this layer attends to; None for all of its document's."""
+    if not is_layer_window_attention(config.window_size, config.window_attn_skip_freq, layer_number):
+        return None
+    before, _ = config.window_size
+    return None if before < 0 else before
+
+
 class DocumentAttention(MegatronModule):
     """Causal attention inside each document; takes the place of megatron-core's ``DotProductAttention``.
 
@@ -220,8 +231,8 @@ class DocumentAttention(MegatronModule):
             f"--cp-comm-type {cp_comm_type}": config.context_parallel_size > 1 and cp_comm_type not in WAYS_TO_SPLIT,
             "multi-token prediction with context parallelism": bool(getattr(config, "mtp_num_layers", None))
             and config.context_parallel_size > 1,
-            "attention windows": config.window_size is not None,
-            f"softmax type {config.softmax_type}": config.softmax_type != "vanilla",
+            f"softmax type {config.softmax_type} with context parallelism": config.softmax_type != "vanilla"
+            and config.context_parallel_size > 1,
             f"{attention_type} attention": attention_type != "self",
             "clipping or logging of attention logits": getattr(config, "qk_clip", False)
             or getattr(config, "log_max_attention_logit", False),
@@ -242,15 +253,33 @@ class DocumentAttention(MegatronModule):
         self.softmax_scale = head_size**-0.5 if softmax_scale is None else softmax_scale
         # apply_query_key_layer_scaling needs nothing: it divides scores in fp16 and multiplies them back in fp32
         self.dropout = config.attention_dropout if attention_dropout is None else attention_dropout
-        needs = Needs(config.params_dtype, head_size, self.dropout)
+        sinks = config.softmax_type != "vanilla"
+        needs = Needs(config.params_dtype, head_size, self.dropout, window_of(config, layer_number), sinks)
         self.kernel_name, self.attend = choose_kernel(kernel, needs)
         if size_of_values < head_size and self.kernel_name != "sdpa":
             self.attend = functools.partial(attend_padded, self.attend)
+        self._make_sinks(pg_collection)
         self.split: Callable[..., Tensor] | None = None
         if config.context_parallel_size > 1:
             self.split = way_to_split(config, context_parallel or WAYS_TO_SPLIT[cp_comm_type])
             of_collection = getattr(pg_collection, "cp", None)
             self.group = of_collection or parallel_state.get_context_parallel_group()
+
+    def _make_sinks(self, pg_collection: Any) -> None:
+        """``softmax_offset``, [heads of this rank], as DotProductAttention's; None unless it is learned."""
+        self.tp_group = getattr(pg_collection, "tp", None) or parallel_state.get_tensor_model_parallel_group(False)
+        self.softmax_offset = None
+        if self.config.softmax_type == "learnable":
+            heads = self.config.num_attention_heads // self.config.tensor_model_parallel_size
+            device = "cpu" if self.config.use_cpu_initialization else torch.cuda.current_device()
+            self.softmax_offset = Parameter(torch.empty(heads, dtype=self.config.params_dtype, device=device))
+            if self.config.perform_initialization:
+                self.config.init_method(self.softmax_offset)
+
+    def sharded_state_dict(self, *arguments: Any, **keywords: Any) -> dict[str, Any]:
+        """As DotProductAttention's: learned sinks are split as heads are; nothing else is stored."""
+        owner = MegatronModule if self.softmax_offset is None else DotProductAttention
+        return owner.sharded_state_dict(self, *arguments, **keywords)
 
     def forward(
         self,
@@ -311,6 +340,9 @@ class DocumentAttention(MegatronModule):
     ) -> Tensor:
         """Run the kernel on joined rows, or on this rank's share of them."""
         with self._random_numbers(dropout):
+            if self.config.softmax_type != "vanilla":
+                sinks = query.new_zeros(query.shape[1]) if self.softmax_offset is None else self.softmax_offset
+                return self.attend(query, key, value, boundaries, self.softmax_scale, dropout, sinks=sinks)
             if self.split is None:
                 return self.attend(query, key, value, boundaries, self.softmax_scale, dropout)
             of_group = boundaries, shards, self.group

@@ -29,14 +29,18 @@ def joined():
     return [torch.randn(24, heads, 8, dtype=torch.float64) for heads in (4, 2, 2)]
 
 
-def plain_attention(query, key, value, offsets, scale):
+def plain_attention(query, key, value, offsets, scale, window=None, sinks=None):
     """Softmax attention, written out for each document, position and head."""
     out = torch.empty_like(query)
     for start, end in zip(offsets, offsets[1:]):
         for position in range(start, end):
+            first = start if window is None else max(start, position - window)
             for head in range(query.shape[1]):
-                keys, values = (t[start : position + 1, head * key.shape[1] // query.shape[1]] for t in (key, value))
-                out[position, head] = torch.softmax(keys @ query[position, head] * scale, dim=0) @ values
+                keys, values = (t[first : position + 1, head * key.shape[1] // query.shape[1]] for t in (key, value))
+                scores = keys @ query[position, head] * scale
+                if sinks is not None:
+                    scores = torch.cat([scores, sinks[head : head + 1]])
+                out[position, head] = torch.softmax(scores, dim=0)[: len(values)] @ values
     return out
 
 
@@ -46,46 +50,69 @@ def test_the_reference_equals_plain_softmax_attention(joined):
     assert torch.allclose(output, plain_attention(*joined, boundaries.offsets, 0.3))
 
 
-def stand_in(query, key, value, cu_seqlens_q, cu_seqlens_k, max_q, max_k, dropout, scale, causal):
+@pytest.mark.parametrize("window", [None, 0, 2, 40])
+@pytest.mark.parametrize("with_sinks", [False, True])
+def test_windows_and_sinks_equal_plain_softmax_attention(joined, window, with_sinks):
+    """Outputs and gradients."""
+    sinks = torch.randn(4, dtype=torch.float64) if with_sinks else None
+    inputs = [tensor.requires_grad_() for tensor in [*joined, *([sinks] if with_sinks else [])]]
+    boundaries = Boundaries.of_rows(CU_SEQLENS)
+    name, attend = kernels.choose_kernel("sdpa", kernels.Needs(torch.float64, 8, 0.0, window, with_sinks))
+    output = attend(*joined, boundaries, 0.3, 0.0, **({"sinks": sinks} if with_sinks else {}))
+    expected = plain_attention(*joined, boundaries.offsets, 0.3, window, sinks)
+    assert torch.allclose(output, expected)
+    weights = torch.randn_like(output)
+    gradients, others = (torch.autograd.grad((result * weights).sum(), inputs) for result in (output, expected))
+    assert all(torch.allclose(gradient, other) for gradient, other in zip(gradients, others, strict=True))
+    assert not torch.allclose(output, plain_attention(*joined, boundaries.offsets, 0.3, 1))  # the control
+
+
+def stand_in(query, key, value, cu_seqlens_q, cu_seqlens_k, max_q, max_k, dropout, scale, causal, window=(-1, -1)):
     """What a varlen kernel computes, and nothing for arguments that would make it compute something else."""
     assert cu_seqlens_q.dtype == cu_seqlens_k.dtype == torch.int32
     offsets = cu_seqlens_q.tolist()
     longest = max(end - start for start, end in zip(offsets, offsets[1:]))
     assert (max_q, max_k, dropout, causal) == (longest, longest, 0.0, True)
-    return kernels.sdpa_per_document(query, key, value, Boundaries(offsets, None, max_q), scale, 0.0)
+    left = None if window[0] == -1 else window[0]
+    return kernels.sdpa_per_document(query, key, value, Boundaries(offsets, None, max_q), scale, 0.0, left)
 
 
 def varlen_attn(q, k, v, cu_q, cu_k, max_q, max_k, *, scale=None, window_size=(-1, -1), enable_gqa=False):
     assert enable_gqa
-    return stand_in(q, k, v, cu_q, cu_k, max_q, max_k, 0.0, scale, window_size == (-1, 0))
+    return stand_in(q, k, v, cu_q, cu_k, max_q, max_k, 0.0, scale, window_size[1] == 0, window_size)
 
 
-def flash_attn_2(q, k, v, cu_q, cu_k, max_q, max_k, dropout_p=0.0, softmax_scale=None, causal=False):
-    return stand_in(q, k, v, cu_q, cu_k, max_q, max_k, dropout_p, softmax_scale, causal)
+def flash_attn_2(
+    q, k, v, cu_q, cu_k, max_q, max_k, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1)
+):  # fmt: skip
+    return stand_in(q, k, v, cu_q, cu_k, max_q, max_k, dropout_p, softmax_scale, causal, window_size)
 
 
-def flash_attn_3(q, k, v, cu_q, cu_k, max_q, max_k, softmax_scale=None, causal=False):
-    return stand_in(q, k, v, cu_q, cu_k, max_q, max_k, 0.0, softmax_scale, causal), None
+def flash_attn_3(q, k, v, cu_q, cu_k, max_q, max_k, softmax_scale=None, causal=False, window_size=(-1, -1)):
+    return stand_in(q, k, v, cu_q, cu_k, max_q, max_k, 0.0, softmax_scale, causal, window_size), None
 
 
 def flash_attn_4(
     q, k, v, qv=None, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None, softmax_scale=None,
-    causal=False,
+    causal=False, window_size=(-1, -1),
 ):  # fmt: skip
     arguments = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    return stand_in(q, k, v, *arguments, 0.0, softmax_scale, causal), None
+    return stand_in(q, k, v, *arguments, 0.0, softmax_scale, causal, window_size), None
 
 
 class TransformerEngineAttention:
-    def __init__(self, heads, size, num_gqa_groups, attention_dropout, qkv_format, attn_mask_type, softmax_scale):
+    def __init__(
+        self, heads, size, num_gqa_groups, attention_dropout, qkv_format, attn_mask_type, softmax_scale, window_size
+    ):  # fmt: skip
         self.shape = (heads, num_gqa_groups, size)
+        self.window = window_size or (-1, -1)
         self.scale, self.dropout = softmax_scale, attention_dropout
         self.causal = (qkv_format, attn_mask_type) == ("thd", "padding_causal")
 
     def __call__(self, q, k, v, cu_seqlens_q, cu_seqlens_kv, max_seqlen_q, max_seqlen_kv):
         assert self.shape == (q.shape[1], k.shape[1], q.shape[2])
         arguments = (cu_seqlens_q, cu_seqlens_kv, max_seqlen_q, max_seqlen_kv)
-        return stand_in(q, k, v, *arguments, self.dropout, self.scale, self.causal).flatten(1)
+        return stand_in(q, k, v, *arguments, self.dropout, self.scale, self.causal, self.window).flatten(1)
 
 
 STAND_INS = {
@@ -130,12 +157,15 @@ def gpu(monkeypatch):
 
 
 @pytest.mark.case(17)
+@pytest.mark.parametrize("window", [None, 2])
 @pytest.mark.parametrize("name", STAND_INS)
-def test_a_fused_kernel_is_given_boundaries_scale_and_causality(name, joined, libraries):
+def test_a_fused_kernel_is_given_boundaries_scale_causality_and_window(name, joined, libraries, gpu, window):
+    gpu(9)
     libraries(name)
     boundaries = Boundaries.of_rows(CU_SEQLENS)
-    output = kernels.KERNELS[name].attend(*joined, boundaries, 0.3, 0.0)
-    assert torch.allclose(output, plain_attention(*joined, boundaries.offsets, 0.3))
+    _, attend = kernels.choose_kernel(name, BF16._replace(window=window))
+    output = attend(*joined, boundaries, 0.3, 0.0)
+    assert torch.allclose(output, plain_attention(*joined, boundaries.offsets, 0.3, window))
 
 
 def test_the_early_flash_attention_4_that_comes_with_2_is_not_taken(libraries, gpu, monkeypatch):
@@ -162,6 +192,8 @@ def test_the_best_kernel_that_is_there_is_chosen(libraries, gpu):
     assert chosen(9, *STAND_INS, needs=BF16._replace(dtype=torch.float32)) == "sdpa"
     assert chosen(9, *STAND_INS, needs=BF16._replace(dropout=0.1)) == "flash-attn"
     assert chosen(9, *STAND_INS, needs=BF16._replace(head_size=12)) == "sdpa"
+    assert chosen(9, *STAND_INS, needs=BF16._replace(window=127)) == "flash-attn-3"
+    assert chosen(9, *STAND_INS, needs=BF16._replace(sinks=True)) == "sdpa"
 
 
 @pytest.mark.parametrize(
@@ -171,6 +203,7 @@ def test_the_best_kernel_that_is_there_is_chosen(libraries, gpu):
         (9, BF16._replace(dtype=torch.float32), "the model in float32"),
         (9, BF16._replace(head_size=512), "head sizes"),
         (9, BF16._replace(dropout=0.1), "dropout"),
+        (9, BF16._replace(sinks=True), "sinks"),
         (9, BF16, "cannot be imported"),
     ],
 )

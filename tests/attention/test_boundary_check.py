@@ -291,21 +291,6 @@ def test_fault_A04_layers_without_mixing_are_fine():
     assert list(check.mixers) == ["layers.0.self_attention.core_attention", "layers.3.self_attention"]
 
 
-class MambaMixer(nn.Module):
-    def forward(self, states, packed_seq_params=None):
-        return states
-
-
-@pytest.mark.parametrize("seq_idx, is_right", [(None, False), (torch.zeros(1, 16), True)])
-def test_fault_A04_a_state_space_layer_needs_seq_idx(seq_idx, is_right):
-    layer = nn.Module()
-    layer.mixer = MambaMixer()
-    check = BoundaryCheck([layer])
-    check.read(ROWS)
-    layer.mixer(torch.zeros(16, 1, 4), packed_seq_params=packed(seq_idx=seq_idx))
-    assert (check.report().faults == ()) == is_right
-
-
 # What is true of positions
 
 

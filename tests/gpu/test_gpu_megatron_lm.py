@@ -2,6 +2,8 @@
 alone through the same layers without boundaries. With context parallelism, Transformer Engine's layers get attention
 inside documents."""
 
+import dataclasses
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -23,11 +25,19 @@ from megatron_bfp.megatron_core.attention import with_document_attention
 SEQ_LENGTH, VOCAB_SIZE = 512, 16384
 
 
-def make_model(spec):
+KINDS = {
+    "LLaMA": {},
+    "gpt-oss": {"softmax_type": "learnable", "window_size": (64, 0), "window_attn_skip_freq": 2},
+}
+"""Kind of model -> what its attention has."""
+
+
+def make_model(spec, kind="LLaMA"):
     initialize_megatron()
     torch.manual_seed(5)
     shape = {"hidden_size": 256, "ffn_hidden_size": 512, "init_method_std": 0.08, "bf16": True}
     config = transformer_config(model_options(**shape, group_query_attention=True, num_query_groups=2))
+    config = dataclasses.replace(config, **KINDS[kind])
     options = {"position_embedding_type": "rope", "share_embeddings_and_output_weights": False}
     return GPTModel(config, spec, VOCAB_SIZE, SEQ_LENGTH, **options).bfloat16().cuda()
 
@@ -38,9 +48,10 @@ def make_batch(write_dataset, micro_batch):
     return equivalence.make_batch(prefix, micro_batch, SEQ_LENGTH)
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("micro_batch", [1, 2])
-def test_joined_rows_equal_the_chunks_alone(micro_batch, write_dataset):
-    model = make_model(get_gpt_layer_with_transformer_engine_spec())
+def test_joined_rows_equal_the_chunks_alone(kind, micro_batch, write_dataset):
+    model = make_model(get_gpt_layer_with_transformer_engine_spec(), kind)
     batch = make_batch(write_dataset, micro_batch)
     parts = [
         [batch[name][row : row + 1, start:end] for name in ("tokens", "labels", "loss_mask")] + [None, no_boundaries]
@@ -52,7 +63,7 @@ def test_joined_rows_equal_the_chunks_alone(micro_batch, write_dataset):
     errors = equivalence.differences(equivalence.run_packed(model, batch, "joined rows"), alone)
     crossing = equivalence.without_boundaries(batch)
     crossing = equivalence.differences(equivalence.run_packed(model, crossing, "joined rows"), alone)
-    case = equivalence.Case("transformer-engine of Megatron-LM", "bf16", "GQA", f"micro-batch {micro_batch}")
+    case = equivalence.Case(f"transformer-engine of Megatron-LM, {kind}", "bf16", "GQA", f"micro-batch {micro_batch}")
     equivalence.check_errors(case, errors, crossing)
 
 

@@ -82,6 +82,7 @@ def test_fault_B03_an_empty_split_is_not_evaluated(monkeypatch, loaders, evaluat
     training = types.ModuleType("megatron.training.training")
     training.build_train_valid_test_data_loaders = lambda build_train_valid_test_datasets_provider: (1, loaders, 3)
     training.train_step = train_step
+    training.get_forward_backward_func = lambda pp_size=None, vp_size=None, schedule_pg_collection=None: None
     changes.HOOKS["megatron.training.training"](training)
     train, valid, test = training.build_train_valid_test_data_loaders(None)
     assert (train, test, args.do_valid) == (1, 3, evaluates) and valid == (loaders if evaluates else None)

@@ -179,21 +179,20 @@ def test_one_document_a_row_equals_megatron_core_s_own_attention(layer_number, l
 
 @pytest.mark.case(17)
 @pytest.mark.parametrize(
-    "field, value, named",
+    "named, changes",
     [
-        ("window_size", (4, 0), "windows"),
-        ("softmax_type", "learnable", "softmax type"),
-        ("qk_clip", True, "clipping or logging of attention logits"),
-        ("log_max_attention_logit", True, "clipping or logging of attention logits"),
-        ("fp8_dot_product_attention", True, "attention in fp8"),
-        (None, None, "cross attention"),
-        (None, None, "mask type"),
+        ("softmax type learnable", {"softmax_type": "learnable", "context_parallel_size": 2}),
+        ("clipping or logging of attention logits", {"qk_clip": True}),
+        ("clipping or logging of attention logits", {"log_max_attention_logit": True}),
+        ("attention in fp8", {"fp8_dot_product_attention": True}),
+        ("cross attention", {}),
+        ("mask type", {}),
     ],
 )
-def test_what_would_be_ignored_is_refused(field, value, named):
+def test_what_would_be_ignored_is_refused(named, changes):
     initialize_megatron()
     settings = transformer_config(model_options())
-    if field:
+    for field, value in changes.items():
         setattr(settings, field, value)
     attention_type = "cross" if named == "cross attention" else "self"
     mask_type = AttnMaskType.no_mask if named == "mask type" else AttnMaskType.causal

@@ -13,6 +13,7 @@ from ..balance import refuse_other_batches
 from ..data_impl import without_data_impl
 from ..hooks import ADVICE, Hook, replace
 from . import builder, options
+from .pipelines import of_joined_rows
 
 
 def _change_arguments(module: ModuleType) -> None:
@@ -36,6 +37,9 @@ def _change_training(module: ModuleType) -> None:
         "iteration, pg_collection, p2p_communicator"
     )
     replace(module, "train_step", of_step, lambda original: watch_first_step(original, _options_of_known_version))
+    of_schedule = "pp_size, vp_size, schedule_pg_collection"
+    cached = functools.cache(options.parsed_options)
+    replace(module, "get_forward_backward_func", of_schedule, lambda original: of_joined_rows(original, cached))
 
 
 def _change_checkpoints(module: ModuleType) -> None:
@@ -75,6 +79,15 @@ def _change_model(module: ModuleType) -> None:
 
     _wrap_needed(module.GPTModel, "__init__", "transformer_layer_spec", attend_inside_documents)
     _wrap_needed(module.GPTModel, "forward", "packed_seq_params", by_rows)
+    _wrap(module.GPTModel, "build_schedule_plan", "packed_seq_params", by_rows)
+
+
+def _change_delta_nets(module: ModuleType) -> None:
+    from .delta_nets import accept_boundaries, convolution_in_documents, rule_in_documents
+
+    _wrap(module.GatedDeltaNet, "_setup_variant_attrs", "self", accept_boundaries)
+    _wrap(module, "torch_chunk_gated_delta_rule", "cu_seqlens", rule_in_documents)
+    _wrap(module, "causal_conv1d", "cu_seqlens", convolution_in_documents)  # None without flash-linear-attention
 
 
 def _change_rotary_angles(module: ModuleType) -> None:
@@ -172,6 +185,7 @@ HOOKS: dict[str, Hook] = {
     "megatron.core.models.common.embeddings.rotary_pos_embedding": _change_rotary_embedding,
     "megatron.core.models.common.embeddings.yarn_rotary_pos_embedding": _change_rotary_angles,
     "megatron.core.pipeline_parallel.schedules": _change_loss,
+    "megatron.core.ssm.gated_delta_net.gdn": _change_delta_nets,
     "megatron.training.checkpointing": _change_checkpoints,
     "megatron.training.training": _change_training,
 }

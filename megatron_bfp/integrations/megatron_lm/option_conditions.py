@@ -23,39 +23,75 @@ def transformer_engine(args: argparse.Namespace) -> str | None:
     return None if impl == "local" else f"--transformer-impl {impl}"
 
 
-def joins_rows_between_stages(args: argparse.Namespace) -> bool:
-    """Whether pipeline stages pass on joined rows: those of the larger micro-batch, of training or of evaluation."""
-    largest = max(getattr(args, name, None) or 1 for name in ("micro_batch_size", "eval_micro_batch_size"))
-    return largest > 1 and (getattr(args, "pipeline_model_parallel_size", None) or 1) > 1
-
-
-def joins_rows_for_allgather(args: argparse.Namespace) -> str | None:
-    """Experts whose tokens are gathered, in a pipeline that passes on joined rows."""
-    kind = getattr(args, "moe_token_dispatcher_type", None)
-    if kind == "allgather" and getattr(args, "num_experts", None) and joins_rows_between_stages(args):
-        return f"--moe-token-dispatcher-type {kind}"
+def plans_later_tokens(args: argparse.Namespace) -> str | None:
+    """Multi-token prediction in a plan that overlaps communication between experts."""
+    if getattr(args, "overlap_moe_expert_parallel_comm", False) and getattr(args, "mtp_num_layers", None):
+        return "--overlap-moe-expert-parallel-comm"
     return None
 
 
-CAPTURES_NO_ATTENTION = {"mlp", "moe", "moe_router", "moe_preprocess"}
-"""Modules of ``--cuda-graph-modules`` that do not mix positions."""
+def plans_balance_by_sequence(args: argparse.Namespace) -> str | None:
+    """Experts that are balanced inside each sequence, in such a plan of joined sequences."""
+    kinds = getattr(args, "moe_router_load_balancing_type", None) or []
+    joins = (
+        getattr(args, "overlap_moe_expert_parallel_comm", False) and (getattr(args, "micro_batch_size", None) or 1) > 1
+    )
+    is_by_sequence = "seq_aux_loss" in ([kinds] if isinstance(kinds, str) else kinds)
+    return "--moe-router-load-balancing-type seq_aux_loss" if joins and is_by_sequence else None
+
+
+GATED_DELTA_NETS = {"gdn", "gdn2", "gated_delta_net"}
+"""Values of ``--experimental-attention-variant``."""
+
+
+def gated_delta_net(args: argparse.Namespace) -> str | None:
+    """Gated delta nets in a GPT model."""
+    variant = getattr(args, "experimental_attention_variant", None)
+    return f"--experimental-attention-variant {variant}" if variant in GATED_DELTA_NETS else None
+
+
+def deterministic_gdn2(args: argparse.Namespace) -> str | None:
+    """The second kind of gated delta nets, by operations that are deterministic."""
+    is_gdn2 = getattr(args, "experimental_attention_variant", None) == "gdn2"
+    return "--deterministic-mode" if is_gdn2 and getattr(args, "deterministic_mode", False) else None
+
+
+def sparse_attention(args: argparse.Namespace) -> str | None:
+    """DeepSeek's sparse attention."""
+    variant = getattr(args, "experimental_attention_variant", None)
+    return f"--experimental-attention-variant {variant}" if variant == "dsa" else None
+
+
+def learned_sinks_of_split_rows(args: argparse.Namespace) -> str | None:
+    """A softmax with sinks, and rows that are split over ranks."""
+    kind = getattr(args, "softmax_type", None) or "vanilla"
+    is_split = (getattr(args, "context_parallel_size", None) or 1) > 1
+    return f"--softmax-type {kind}" if is_split and kind != "vanilla" else None
+
+
+CAPTURES_NO_ATTENTION = {
+    "local": {"moe_router", "moe_preprocess"},
+    "transformer_engine": {"mlp", "moe", "moe_router", "moe_preprocess"},
+}
+"""``--cuda-graph-impl`` -> modules of ``--cuda-graph-modules`` for which graphs hold no attention. Megatron-LM's local
+graphs of ``mlp`` and ``moe`` hold the whole layer."""
 
 
 def captures_attention(args: argparse.Namespace) -> str | None:
     """CUDA graphs with attention in them."""
     option, impl, names = _graphs(args)
-    return option if impl == "full_iteration" or impl != "none" and not _is_without_attention(names) else None
+    return option if impl != "none" and not _is_without_attention(impl, names) else None
 
 
 def captures_other_modules(args: argparse.Namespace) -> str | None:
     """CUDA graphs of other modules alone."""
     option, impl, names = _graphs(args)
-    return option if impl not in ("none", "full_iteration") and _is_without_attention(names) else None
+    return option if impl != "none" and _is_without_attention(impl, names) else None
 
 
-def _is_without_attention(names: set[str]) -> bool:
-    """Whether modules are named, and none of them holds attention."""
-    return bool(names) and names <= CAPTURES_NO_ATTENTION
+def _is_without_attention(impl: str, names: set[str]) -> bool:
+    """Whether modules are named, and the graphs of none of them hold attention."""
+    return bool(names) and names <= CAPTURES_NO_ATTENTION.get(impl, set())
 
 
 def _graphs(args: argparse.Namespace) -> tuple[str, str, set[str]]:
@@ -68,9 +104,9 @@ def _graphs(args: argparse.Namespace) -> tuple[str, str, set[str]]:
     if not isinstance(modules, list | tuple):
         modules = str(getattr(modules, "name", modules)).split(",")
     names = {getattr(module, "name", str(module)) for module in modules}
-    for old in ("external_cuda_graph", "enable_cuda_graph"):
+    for old, kind in (("external_cuda_graph", "transformer_engine"), ("enable_cuda_graph", "local")):
         if getattr(args, old, False):
-            return f"--{old.replace('_', '-')}", old, names
+            return f"--{old.replace('_', '-')}", kind, names
     impl = getattr(args, "cuda_graph_impl", None) or "none"
     if impl == "none" and "full_iteration" in names:
         return "--cuda-graph-scope full_iteration", "full_iteration", names

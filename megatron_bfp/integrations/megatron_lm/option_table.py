@@ -6,9 +6,14 @@ from .option_conditions import (
     CAPTURES_NO_ATTENTION,
     captures_attention,
     captures_other_modules,
+    deterministic_gdn2,
     external_loader,
-    joins_rows_for_allgather,
+    gated_delta_net,
+    learned_sinks_of_split_rows,
     other_order,
+    plans_balance_by_sequence,
+    plans_later_tokens,
+    sparse_attention,
     transformer_engine,
 )
 
@@ -17,9 +22,10 @@ _DATA = "tests/integration/test_real_megatron_lm_data.py::"
 _BALANCE = "tests/integration/test_real_megatron_lm_balance.py::"
 _SPLIT_ROWS = "tests/integration/test_real_megatron_lm_context_parallel.py::"
 _CHECKS = "tests/integrations/test_megatron_lm_options.py::"
+_STAGES = "tests/integration/test_real_megatron_lm_pipelines.py::"
+_KINDS = "tests/integration/test_real_megatron_lm_kinds.py::"
 _LAYERS = "tests/integrations/test_megatron_lm_attention.py::"
 
-_STATE = "a state space layer would carry its state across documents"
 _IN_CONTEXT_PARALLEL = "--context-parallel-size above 1"
 _BY_CONTEXT_CHECK = "check_context_parallelism"
 
@@ -113,20 +119,11 @@ OPTIONS: tuple[Row, ...] = (
     Works(
         options=("--micro-batch-size", "--eval-micro-batch-size"),
         label="`--micro-batch-size` or `--eval-micro-batch-size` above 1 with pipeline parallelism",
-        how="Megatron-LM joins rows, so tensor shapes vary and pipeline stages exchange them",
+        how="Megatron-LM joins rows; stages know the shapes and exchange none",
         shown_by=(
             _TESTS + "test_two_pipeline_stages_train_alike_whatever_the_micro_batch",
             _TESTS + "test_fault_B01_an_evaluation_of_larger_micro_batches_runs_through_two_stages",
         ),
-    ),
-    Refused(
-        options=("--moe-token-dispatcher-type",),
-        label="with it: experts with `--moe-token-dispatcher-type allgather`",
-        condition=joins_rows_for_allgather,
-        beside="pipeline parallelism and --micro-batch-size or --eval-micro-batch-size above 1",
-        why="pipeline stages would exchange shapes, which this dispatcher does not allow",
-        instead="give --moe-token-dispatcher-type alltoall, or 1 for both",
-        shown_by=("megatron.core.transformer.transformer_config:TransformerConfig.__post_init__",),
     ),
     Untried(
         options=("--use-torch-fsdp2", "--use-megatron-fsdp"),
@@ -139,30 +136,32 @@ OPTIONS: tuple[Row, ...] = (
     Works(
         options=("--context-parallel-size",),
         label="`--context-parallel-size` above 1",
-        how="with `--transformer-impl local`; see [Long context](long-context.md)",
+        how="without alignment, with all parallelism above. With Transformer Engine, attention becomes this package's, "
+        "and its other layers stay; see [Long context](long-context.md)",
         shown_by=(_SPLIT_ROWS + "test_losses_are_those_of_one_rank",),
-    ),
-    Refused(
-        options=("--transformer-impl",),
-        label="with it: Transformer Engine's layers",
-        beside=_IN_CONTEXT_PARALLEL,
-        why="its own context parallelism expects documents that are aligned to it",
-        instead="give --transformer-impl local",
-        checked_by=_BY_CONTEXT_CHECK,
-        shown_by=("megatron.core.utils:get_batch_on_this_cp_rank",),
     ),
     Refused(
         options=(
             "--mtp-num-layers",
             "--reset-position-ids",
+            "--hybrid-layer-pattern",
             "--hierarchical-context-parallel-sizes",
             "--cp-comm-type",
         ),
-        label="with it: `--mtp-num-layers`, `--reset-position-ids`, `--hierarchical-context-parallel-sizes`, "
-        "`--cp-comm-type a2a+p2p`",
+        label="with it: `--mtp-num-layers`, `--reset-position-ids`, `--hybrid-layer-pattern`, "
+        "`--hierarchical-context-parallel-sizes`, `--cp-comm-type a2a+p2p`",
         beside=_IN_CONTEXT_PARALLEL,
         why="positions, later tokens and groups are those of whole rows",
         instead="leave them out",
+        checked_by=_BY_CONTEXT_CHECK,
+        shown_by=(_CHECKS + "test_options_that_cannot_be_honoured_are_refused",),
+    ),
+    Refused(
+        options=("--moe-router-load-balancing-type",),
+        label="with it: `--moe-router-load-balancing-type seq_aux_loss` and `--micro-batch-size` above 1",
+        beside=_IN_CONTEXT_PARALLEL,
+        why="a rank's share of joined sequences cannot be balanced by sequence",
+        instead="give --micro-batch-size 1 or aux_loss",
         checked_by=_BY_CONTEXT_CHECK,
         shown_by=(_CHECKS + "test_options_that_cannot_be_honoured_are_refused",),
     ),
@@ -194,23 +193,95 @@ OPTIONS: tuple[Row, ...] = (
         options=("--num-experts",),
         label="`--num-experts`",
         how="padding passes the router as other tokens do",
-        shown_by=(_TESTS + "test_fault_A01_a_schedule_that_loses_boundaries_stops_in_the_first_step",),
+        shown_by=(_KINDS + "test_the_first_loss_is_that_of_the_documents_alone",),
+    ),
+    Works(
+        options=("--moe-token-dispatcher-type",),
+        how="with pipelines of any micro-batch size",
+        shown_by=(_STAGES + "test_experts_by_allgather_train_alike_whatever_the_micro_batch",),
+    ),
+    Works(
+        options=("--overlap-moe-expert-parallel-comm",),
+        how="its schedule is given the boundaries",
+        shown_by=(_STAGES + "test_fault_A01_a_plan_of_the_forward_pass_gets_the_boundaries",),
     ),
     Refused(
         options=("--overlap-moe-expert-parallel-comm",),
-        why="its schedule calls the model without document boundaries",
+        label="with it: `--mtp-num-layers`",
+        condition=plans_later_tokens,
+        beside="--mtp-num-layers",
+        why="Megatron-LM's plan of multi-token prediction takes no boundaries",
         instead="leave it out",
-        shown_by=("pretrain_gpt:forward_step",),
+        shown_by=("megatron.core.models.common.fine_grained_callables:build_mtp_layer_callables",),
     ),
     Refused(
+        options=("--moe-router-load-balancing-type",),
+        label="with it: `--moe-router-load-balancing-type seq_aux_loss` and `--micro-batch-size` above 1",
+        condition=plans_balance_by_sequence,
+        beside="--overlap-moe-expert-parallel-comm and --micro-batch-size above 1",
+        why="Megatron-LM's plan would balance joined sequences as one",
+        instead="give aux_loss, or --micro-batch-size 1",
+        shown_by=("megatron.core.models.gpt.fine_grained_callables:build_transformer_layer_callables",),
+    ),
+    Works(
+        options=("--multi-latent-attention", "--mtp-num-layers"),
+        how="later tokens are those of the same document",
+        shown_by=(_KINDS + "test_the_first_loss_is_that_of_the_documents_alone",),
+    ),
+    Works(
+        options=("--window-size", "--window-attn-skip-freq", "--softmax-type"),
+        how="with `--transformer-impl local`, sinks (`--softmax-type learnable`) have no fused kernel",
+        shown_by=(
+            _KINDS + "test_the_first_loss_is_that_of_the_documents_alone",
+            "tests/megatron_core/test_windows_and_sinks.py::test_windows_and_sinks_are_those_of_megatron_core",
+        ),
+    ),
+    Refused(
+        options=("--softmax-type",),
+        label="with `--context-parallel-size` above 1: `--softmax-type` `learnable` or `off-by-one`",
+        condition=learned_sinks_of_split_rows,
+        beside=_IN_CONTEXT_PARALLEL,
+        why="sinks are not divided among ranks",
+        shown_by=("tests/megatron_core/test_attention.py::test_what_would_be_ignored_is_refused",),
+    ),
+    Untried(
         options=("--hybrid-layer-pattern", "--hybrid-override-pattern", "--mtp-hybrid-override-pattern"),
         label="hybrid layers: `--hybrid-layer-pattern`, `--hybrid-override-pattern`, `--mtp-hybrid-override-pattern`",
-        why=_STATE,
-        shown_by=("megatron.core.ssm.mamba_mixer:MambaMixer",),
+        why="state begins anew in each document, which a scan on the CPU shows, but mamba_ssm's kernels need a GPU, on "
+        "which they have not been run yet",
+        shown_by=(_KINDS + "test_the_state_of_hybrid_layers_begins_anew_in_each_document",),
+    ),
+    Untried(
+        options=("--experimental-attention-variant",),
+        label="`--experimental-attention-variant` `gdn`, `gdn2`, `gated_delta_net`",
+        condition=gated_delta_net,
+        why="state begins anew in each document, which a delta rule on the CPU shows, but the kernels need a GPU, on "
+        "which they have not been run yet",
+        shown_by=(_KINDS + "test_the_state_of_hybrid_layers_begins_anew_in_each_document",),
+    ),
+    Refused(
+        options=("--deterministic-mode",),
+        condition=deterministic_gdn2,
+        label="with `gdn2`: `--deterministic-mode`",
+        beside="--experimental-attention-variant gdn2",
+        why="Megatron-LM's deterministic one takes no boundaries",
+        instead="leave it out",
+        shown_by=("megatron.core.ssm.gated_delta_net.gdn2:GatedDeltaNet2.forward",),
+    ),
+    Untried(
+        options=("--experimental-attention-variant",),
+        label="`--experimental-attention-variant dsa`",
+        condition=sparse_attention,
+        why="it takes boundaries, which the first step checks, but needs Transformer Engine and so a GPU, on which it "
+        "has not been run yet",
+        shown_by=(
+            "tests/attention/test_boundaries_of_mixers.py::test_classes_that_know_joined_rows_alone_get_joined_rows",
+        ),
     ),
     Untried(
         options=("--cuda-graph-impl",),
-        label="`--cuda-graph-impl` with `--cuda-graph-modules` of `mlp`, `moe`, `moe_router`, `moe_preprocess`",
+        label="`--cuda-graph-impl` with `--cuda-graph-modules` of `moe_router`, `moe_preprocess`, and with "
+        "`transformer_engine` of `mlp`, `moe`",
         condition=captures_other_modules,
         why="its graphs hold no attention, but need a GPU, on which they have not been run yet",
         shown_by=(_CHECKS + "test_fault_B11_graphs_without_attention_are_fine",),
@@ -221,10 +292,11 @@ OPTIONS: tuple[Row, ...] = (
         condition=captures_attention,
         why="where attention is captured, a graph cannot take the document boundaries of each micro-batch",
         instead="leave it out, or give --cuda-graph-modules with nothing but "
-        + ", ".join(sorted(CAPTURES_NO_ATTENTION)),
+        + ", ".join(sorted(CAPTURES_NO_ATTENTION["local"])),
         shown_by=(
-            "megatron.core.transformer.transformer_layer:TransformerLayer._te_cuda_graph_replay",
             "megatron.core.transformer.cuda_graphs:_CudaGraphRunner.get_mismatch_errors",
+            "megatron.core.transformer.transformer_layer:TransformerLayer.create_mcore_cudagraph_manager",
+            "megatron.core.transformer.transformer_layer:TransformerLayer._te_cuda_graph_replay",
         ),
     ),
     Refused(

@@ -16,7 +16,6 @@ from ..option_table import refusals as refused_by
 from ..option_table import remarks
 from ..packing_options import add_packing_options
 from ..refusals import rank
-from .option_conditions import joins_rows_between_stages
 from .option_table import OPTIONS
 
 OLDEST = "megatron-core 0.19"
@@ -55,8 +54,6 @@ def check_options(validate_args: Callable, hooked: Iterable[str]) -> Callable:
         args.dataloader_inter_document_masking = True
         result = validate_args(args, defaults)
         check(args)  # by now, old spellings are copied and defaults set
-        if joins_rows_between_stages(args):
-            exchange_shapes(args)
         if rank() == 0:
             for line in remarks(OPTIONS, args):
                 say(line)
@@ -107,6 +104,7 @@ WITH_CONTEXT_PARALLELISM = {
         "Megatron-LM restarts rotary positions over several ranks only if documents are aligned to them; leave it out, "
         "losses are the same",
     ),
+    "hybrid_layer_pattern": ("--hybrid-layer-pattern", "state space layers keep their state in one rank's share"),
     "hierarchical_context_parallel_sizes": (
         "--hierarchical-context-parallel-sizes",
         "attention exchanges heads or keys in one group, not in a hierarchy of groups; leave it out",
@@ -171,14 +169,6 @@ def _as_number(text: str) -> float | None:
         return float(text)
     except ValueError:
         return None
-
-
-def exchange_shapes(args: argparse.Namespace) -> None:
-    """Let pipeline stages exchange tensor shapes. Document masking joins the rows of a micro-batch to
-    [b * s, 1, hidden]; without this the next stage would expect [s, b, hidden]."""
-    args.variable_seq_lengths = True
-    if args.moe_token_dispatcher_type == "allgather":
-        args.moe_token_dispatcher_type = "alltoall"  # Megatron-LM checks it even without experts
 
 
 def parsed_options() -> argparse.Namespace | None:

@@ -104,7 +104,7 @@ def install():
     cuda.default_generators = Generators()
     cuda.manual_seed = cuda.manual_seed_all = Generators.only.manual_seed
     cuda.get_rng_state = cuda.random.get_rng_state = lambda *_, **__: Generators.only.get_state()
-    cuda.set_rng_state = lambda state, *_: Generators.only.set_state(state)
+    cuda.set_rng_state = cuda.random.set_rng_state = lambda state, *_, **__: Generators.only.set_state(state)
     torch.Tensor.cuda = lambda self, *_, **__: self
     torch.nn.Module.cuda = lambda self, *_, **__: self
     torch.Tensor.pin_memory = lambda self, *_, **__: self

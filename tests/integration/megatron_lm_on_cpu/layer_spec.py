@@ -6,6 +6,7 @@ bf16, where a kernel would be chosen that needs one.
 
 import torch
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from torch import nn
 
 from megatron_bfp.megatron_core.attention import DocumentAttention, document_boundaries, with_document_attention
 
@@ -20,15 +21,19 @@ def packed(config):
     return with_document_attention(spec, kernel="sdpa")
 
 
-class TEDotProductAttention(DocumentAttention):
-    """Attention over whole rows where no boundaries come, as Transformer Engine's."""
+class TEDotProductAttention(nn.Module):
+    """Attention of joined rows, and over whole rows where no boundaries come, as Transformer Engine's."""
+
+    def __init__(self, *arguments, **keywords):
+        super().__init__()
+        self.inside_documents = DocumentAttention(*arguments, **keywords)
 
     def forward(self, query, *rest, packed_seq_params=None, **keywords):
         if packed_seq_params is None:
             length, rows = query.shape[:2]
             one_each = torch.tensor([[0] + [length] * length] * rows, dtype=torch.int32)
             packed_seq_params = document_boundaries(one_each)
-        return super().forward(query, *rest, packed_seq_params=packed_seq_params, **keywords)
+        return self.inside_documents(query, *rest, packed_seq_params=packed_seq_params, **keywords)
 
 
 def like_transformer_engine(config):

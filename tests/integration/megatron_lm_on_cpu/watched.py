@@ -9,6 +9,8 @@ WHAT is one of
     restart     let position ids restart in each document, whatever the options say
     lose=R      call the model on rank R without boundaries
     shift       call the model with the position ids of a row rotated by one
+    shapes      print the shapes that pipeline stages send each other, and whether they exchange them beforehand
+    exchange    the same, and let them exchange shapes
     accept=O    refuse options as always, but not --O
 """
 
@@ -157,11 +159,31 @@ def shifted(forward_step):
     return forward_step
 
 
+def watch_shapes():
+    from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
+
+    communicate, exchange_shapes = P2PCommunicator._communicate, P2PCommunicator._communicate_shapes
+
+    def communicate_watched(self, *, tensor_shape, **keywords):
+        self.config.variable_seq_lengths |= what == "exchange"
+        if tensor_shape is not None:  # something is received
+            say("shape", shape=list(tensor_shape))
+        return communicate(self, tensor_shape=tensor_shape, **keywords)
+
+    def exchange_watched(self, *arguments, **keywords):
+        say("exchange of shapes")
+        return exchange_shapes(self, *arguments, **keywords)
+
+    P2PCommunicator._communicate, P2PCommunicator._communicate_shapes = communicate_watched, exchange_watched
+
+
 pretrain = training.pretrain
 
 
 def pretrain_watched(config, provider, model_type, forward_step, **options):
     provider = described(provider) if what == "datasets" else provider
+    if what in ("shapes", "exchange"):
+        watch_shapes()
     change = losing if what.startswith("lose=") else shifted if what == "shift" else watch
     forward_step = change(forward_step)
     return pretrain(config, provider, model_type, forward_step, **options)
