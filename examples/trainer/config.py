@@ -104,6 +104,10 @@ class DataOptions:
     even_sequences: bool = option(
         "with --data-impl bfp: spread short documents over all sequences, so that none holds many times the mean", False
     )
+    targets_only: bool = option(
+        "with --data-impl bfp: leave the last token of each document out of the inputs, as nothing is learned from it",
+        False,
+    )
     eod_mask_loss: bool = option("mask the loss of end-of-document tokens", False)
     tokenizer_type: str = option("as in preprocessing", "HuggingFaceTokenizer", metavar="TYPE")
     tokenizer_model: str = option("as in preprocessing", metavar="FILE")

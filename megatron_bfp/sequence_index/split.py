@@ -37,6 +37,7 @@ class PackedSplit:
         cache_path: str | None = None,
         *,
         even_sequences: bool = False,
+        targets_only: bool = False,
         builds: bool = True,
         progress: Progress = without_progress,
     ) -> "PackedSplit | None":
@@ -49,6 +50,7 @@ class PackedSplit:
             name: which of the splits: train, valid or test.
             max_documents_per_sequence: the run's cap on documents.
             even_sequences: whether the run has ``--even-sequences``.
+            targets_only: whether the run has ``--targets-only``.
             builds: build the index if it is missing; otherwise that is an error.
 
         Returns:
@@ -58,7 +60,7 @@ class PackedSplit:
             OptionError: an argument is not what is described above.
             SequenceIndexError: the index is damaged, or it is missing and cannot be built.
         """
-        rule = max_documents_per_sequence, even_sequences
+        rule = max_documents_per_sequence, even_sequences, targets_only
         if isinstance(split, tuple):
             key = IndexKey.for_fractions(dataset.num_documents, seq_length, split, *rule)
         else:
