@@ -179,7 +179,8 @@ class BFPGPTDataset(GPTDataset):
         if packed_split is not None and not len(packed_split):
             if self._is_in_blend():
                 packed_split.refuse_in_blend()
-            log_single_rank(logger, logging.WARNING, f"{self.dataset_path}: the {split.name} split has no tokens")
+            content = packed_split.packed_in_words
+            log_single_rank(logger, logging.WARNING, f"{self.dataset_path}: the {split.name} split has no {content}")
         return packed_split
 
     def _is_in_blend(self) -> bool:

@@ -76,6 +76,11 @@ class PackedSplit:
         """What the split is of."""
         return self.index.dataset
 
+    @property
+    def packed_in_words(self) -> str:
+        """What sequences are made of, for messages: tokens or, with targets only, targets."""
+        return "targets" if self.index.key.targets_only else "tokens"
+
     def __len__(self) -> int:
         return len(self.index)
 
@@ -109,9 +114,9 @@ class PackedSplit:
         return self.index.chunk_spans(self.sequence_of(sample, seed))
 
     def refuse_in_blend(self) -> NoReturn:
-        """Refuse a split without tokens as part of a blend, which has a weight for each of its datasets."""
+        """Refuse a split without sequences as part of a blend, which has a weight for each of its datasets."""
         key = self.index.key
         raise OptionError(
             f"{self.dataset.prefix}: the {self.name} split, documents {key.first_document} to {key.end_document} of "
-            f"{self.dataset.num_documents}, has no tokens; take it out of the blend, or change --split"
+            f"{self.dataset.num_documents}, has no {self.packed_in_words}; take it out of the blend, or change --split"
         )

@@ -184,3 +184,8 @@ def test_even_sequences_and_targets_only_reach_the_indexes(write_dataset, monkey
         monkeypatch.setattr(builder, "parsed_options", lambda args=args: args)
         split = builder.build_packed_split(None)("train", prefix, "bfp", "", 1, LENGTH, 7, True)
         assert split.sequence_index.key.name.endswith(end)
+        for sample in map(train.__getitem__, range(train.samples_per_epoch)):
+            labels = sample["labels"] if targets_only else sample["text"][1:]
+            is_target = sample["loss_mask"] > 0  # all tokens differ, and follow each other in their documents
+            assert np.array_equal(labels[is_target], sample["text"][:-1][is_target] + 1)
+            assert not targets_only or np.array_equal(is_target, sample["text"][:-1] > 0)

@@ -152,6 +152,6 @@ def build_dataset(
     if not len(packed_split):
         key = packed_split.index.key
         where = packed_split.dataset.prefix, key.first_document, key.end_document
-        logger.warning("%s: documents %d to %d have no tokens", *where)
+        logger.warning("%s: documents %d to %d have no %s", *where, packed_split.packed_in_words)
         return None
     return PackedDataset(packed_split, num_samples, seed, vocab_size)
