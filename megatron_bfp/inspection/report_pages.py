@@ -112,8 +112,9 @@ def _verdict(report: Report) -> str:
         )
     saved = best.sequences - report.targets_only.sequences
     sentences.append(
-        f"With --targets-only, which leaves the last token of each document out of the inputs, packing needs {saved:,} "
-        f"sequences less than without ({_percent(saved, best.sequences, 3)} % of {best.sequences:,})."
+        "With --targets-only, which leaves the last token of each document out of the inputs, packing needs "
+        f"{report.targets_only.sequences:,} sequences instead of {best.sequences:,} "
+        f"({_percent(saved, best.sequences, 3)} % fewer)."
     )
     if report.one_token_documents:
         sentences.append(f"Documents of one token, of which nothing would be left: {report.one_token_documents:,}.")

@@ -128,7 +128,7 @@ def test_the_report_says_what_targets_only_saves():
     assert (figures.targets_only.sequences, figures.targets_only.padding) == (len(packed), packed.padding) == (4, 5)
     assert (figures.one_token_documents, figures.empty_documents, figures.packings[0].sequences) == (2, 1, 4)
     page = " ".join(report_pages.to_markdown("data", "", [report.make_report(np.array([9] * 8), 8)], 4096).split())
-    assert "packing needs 1 sequences less than without (11.111 % of 9)" in page
+    assert "packing needs 8 sequences instead of 9 (11.111 % fewer)." in page
 
 
 def test_even_sequences_differ_from_best_fit_where_documents_are_tiny():

@@ -84,7 +84,7 @@ def test_the_first_loss_is_that_of_the_chunks_alone(checkout, corpus, options, r
 
 def test_targets_only_trains_alike_through_a_pipeline(checkout, corpus):
     steps, output = train(checkout, corpus, *PACKED, *ALONG, "--targets-only", iters=3)
-    assert "-t (1 built" in output and np.isfinite(losses(steps)).all()
+    assert "-t (" in output and np.isfinite(losses(steps)).all()
     assert train(checkout, corpus, *PACKED, "--targets-only", iters=3)[0] == steps
     assert train(checkout, corpus, *PACKED, *ALONG, iters=3)[0] != steps  # the control
 
