@@ -4,10 +4,10 @@
     python benchmarks/dataset.py --data-path PREFIX --seq-length 2048 --corpora 1
 
 Without ``--data-path`` it writes simulated RefinedWeb corpora of random tokens to a temporary folder. They are read
-alone and in a blend, whose samples megatron-core makes. GPTDataset is measured without masks, with
-``reset_attention_mask`` and its dense mask, and with inter-document masking if megatron-core has it. Contenders take
-turns, round by round, each continuing in its epoch; the figure is the median of the rounds. At the end, ``--reads``
-samples are read with BFPGPTDataset to show its memory.
+alone and in a blend, whose samples megatron-core makes. BFPGPTDataset is measured with every token as an input and with
+targets only. GPTDataset is measured without masks, with ``reset_attention_mask`` and its dense mask, and with
+inter-document masking if megatron-core has it. Contenders take turns, round by round, each continuing in its epoch; the
+figure is the median of the rounds. At the end, ``--reads`` samples are read with BFPGPTDataset to show its memory.
 """
 
 import argparse
@@ -44,6 +44,7 @@ LARGEST_MASK = 1 << 28
 
 STOCK = "GPTDataset, no mask"
 PACKED = "BFPGPTDataset"
+TARGETS_ONLY = "BFPGPTDataset, targets only"
 
 
 class Tokenizer:
@@ -59,6 +60,7 @@ def contenders(seq_length: int) -> dict[str, tuple[type, type, dict[str, Any]]]:
     """Dataset class, config class and its options, by name."""
     classes = {
         PACKED: (BFPGPTDataset, BFPGPTDatasetConfig, {}),
+        TARGETS_ONLY: (BFPGPTDataset, BFPGPTDatasetConfig, {"targets_only": True}),
         STOCK: (GPTDataset, GPTDatasetConfig, {"create_attention_mask": False}),
     }
     if "inter_document_masking" in {field.name for field in fields(GPTDatasetConfig)}:

@@ -25,6 +25,7 @@ def open_split(options: RunOptions, dataset: IndexedDataset, split_name: str) ->
         cap,
         cache_path,
         even_sequences=options.even_sequences,
+        targets_only=options.targets_only,
         builds=False,
     )
 
@@ -36,6 +37,6 @@ def is_built_at_start(options: RunOptions, dataset: IndexedDataset, split_name: 
     folder = beside if os.path.isdir(beside) else os.path.dirname(beside) or "."
     if options.data_cache_path is None or os.access(folder, os.W_OK):
         return False
-    rule = options.max_documents_per_sequence, options.even_sequences
+    rule = options.max_documents_per_sequence, options.even_sequences, options.targets_only
     key = IndexKey.for_split(dataset.num_documents, options.seq_length, options.split, split_name, *rule)
     return key is not None and open_existing(dataset, key, options.data_cache_path) is None

@@ -65,6 +65,7 @@ class RunOptions:
     """The splits that samples are drawn from, of train, valid and test."""
     max_documents_per_sequence: int | None
     even_sequences: bool
+    targets_only: bool
     balance_batches: int
     """Global batches whose samples are balanced together; 0: none."""
     data_cache_path: str | None
@@ -191,7 +192,9 @@ def _megatron_options(words: Sequence[str]) -> argparse.Namespace:
     optional |= {"max-documents-per-sequence": None, "balance-batches": 1}
     for name, default in optional.items():
         parser.add_argument(f"--{name}", type=int, default=default)
-    for name in ("group-query-attention", "bf16", "fp16", "use-distributed-optimizer", "even-sequences"):
+    for name in ("group-query-attention", "bf16", "fp16", "use-distributed-optimizer"):
+        parser.add_argument(f"--{name}", action="store_true")
+    for name in ("even-sequences", "targets-only"):
         parser.add_argument(f"--{name}", action="store_true")
     for name in ("data-cache-path", "tokenizer-type", "tokenizer-model", "save", "recompute-granularity"):
         parser.add_argument(f"--{name}")

@@ -132,6 +132,7 @@ def _check(config: TrainerConfig) -> None:
     needs_bfp = {
         "--max-documents-per-sequence": config.max_documents_per_sequence,
         "--even-sequences": config.even_sequences,
+        "--targets-only": config.targets_only,
         "--balance-batches above 1": config.balance_batches > 1,
     }
     for name, is_given in needs_bfp.items():

@@ -112,10 +112,6 @@ class DataOptions:
     )
     split: str = option("shares of the training, validation and test splits", "969,30,1", metavar="N,N,N")
     seq_length: int = option("tokens per sequence")
-    max_documents_per_sequence: int | None = option("with --data-impl bfp (default: no limit)", None)
-    even_sequences: bool = option(
-        "with --data-impl bfp: spread short documents over all sequences, so that none holds many times the mean", False
-    )
     eod_mask_loss: bool = option("mask the loss of end-of-document tokens", False)
     tokenizer_type: str = option("as in preprocessing", "HuggingFaceTokenizer", metavar="TYPE")
     tokenizer_model: str = option("as in preprocessing", metavar="FILE")
@@ -125,6 +121,19 @@ class DataOptions:
     )
     num_workers: int = option("dataloader processes per rank", 2, check=not_negative)
     num_dataset_builder_threads: int = option("threads that open the datasets", 1, check=checked_count)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackingOptions:
+    """How documents are packed, with ``--data-impl bfp``."""
+
+    max_documents_per_sequence: int | None = option("most documents in a sequence (default: no limit)", None)
+    even_sequences: bool = option(
+        "spread short documents over all sequences, so that none holds many times the mean", False
+    )
+    targets_only: bool = option(
+        "leave the last token of each document out of the inputs, as nothing is learned from it", False
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -269,7 +278,14 @@ class LogOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerConfig(
-    ModelOptions, DataOptions, BatchOptions, OptimizerOptions, ParallelismOptions, CheckpointOptions, LogOptions
+    ModelOptions,
+    DataOptions,
+    PackingOptions,
+    BatchOptions,
+    OptimizerOptions,
+    ParallelismOptions,
+    CheckpointOptions,
+    LogOptions,
 ):
     """All options of a run. ``ffn_hidden_size`` is LLaMA's if it is not given: 11008 for a hidden size of 4096.
 
@@ -285,6 +301,7 @@ class TrainerConfig(
 GROUPS = {
     "model": ModelOptions,
     "data": DataOptions,
+    "packing, with --data-impl bfp": PackingOptions,
     "batches and length of the run": BatchOptions,
     "optimizer": OptimizerOptions,
     "precision, memory and parallelism": ParallelismOptions,

@@ -102,7 +102,7 @@ def _configure(
         "create_attention_mask": False,
     }
     if config.data_impl == "bfp":
-        for name in ("max_documents_per_sequence", "even_sequences"):
+        for name in ("max_documents_per_sequence", "even_sequences", "targets_only"):
             common[name] = getattr(config, name)
         common["model_vocab_size"] = padded_vocab_size(config, tokenizer.vocab_size)
         dataset_class, settings = BFPGPTDataset, BFPGPTDatasetConfig(**common)

@@ -166,5 +166,5 @@ def show_command(config: TrainerConfig) -> str:
     for name in ("max_documents_per_sequence", "data_cache_path"):
         value = getattr(config, name)
         words += [] if value is None else [flag(name), str(value)]
-    words += ["--even-sequences"] if config.even_sequences else []
+    words += ["--even-sequences"] * config.even_sequences + ["--targets-only"] * config.targets_only
     return shlex.join([*words, "--sequence", "N", "--html", "page.html"])

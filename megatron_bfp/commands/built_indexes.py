@@ -11,6 +11,7 @@ from ..sequence_index.builder import build
 from ..sequence_index.key import SPLIT_NAMES, IndexKey, index_directory
 from ..sequence_index.reader import SequenceIndex
 from ..tables import format_table, wrap
+from .shared import columns_of_counts
 
 CUT_NEEDLESSLY = (
     "Documents cut needlessly, that is, though they fit into one sequence: by concatenation, which joins documents "
@@ -30,7 +31,7 @@ class BuiltIndex:
     cut_by_packing: int
     """Documents that fit into one sequence and that packing cuts."""
     longer: int
-    """Documents of more tokens than a sequence. They must be cut."""
+    """Documents of more tokens than a sequence, or with targets only of more than one more. They must be cut."""
 
 
 def build_indexes(dataset: IndexedDataset, options: argparse.Namespace) -> list[BuiltIndex]:
@@ -40,7 +41,7 @@ def build_indexes(dataset: IndexedDataset, options: argparse.Namespace) -> list[
         BFPError: an index is there and wrong, or one cannot be written.
     """
     names = {"all": "train"} if options.split is None else dict(zip(SPLIT_NAMES, SPLIT_NAMES))
-    rule = options.max_documents_per_sequence, options.even_sequences
+    rule = options.max_documents_per_sequence, options.even_sequences, options.targets_only
     directory, built = index_directory(dataset.prefix), []
     for seq_length in options.seq_length:
         for label, name in names.items():
@@ -67,7 +68,8 @@ def describe(dataset: IndexedDataset, indexes: Sequence[BuiltIndex], left_out: s
 def _with_cuts(split: str, index: SequenceIndex) -> BuiltIndex:
     key = index.key
     lengths = index.dataset.document_lengths.range(key.first_document, key.end_document)
-    fitting, longer = count_cuts(lengths, key.seq_length, [key.seq_length], terminal_progress)
+    longest = key.seq_length + key.targets_only
+    fitting, longer = count_cuts(lengths, key.seq_length, [longest], terminal_progress, key.targets_only)
     return BuiltIndex(split, index, fitting.cut_by_concatenation, fitting.cut_by_packing, longer.documents)
 
 
@@ -82,10 +84,9 @@ def _cuts(indexes: Sequence[BuiltIndex]) -> str:
 
 def _sizes(indexes: Sequence[BuiltIndex]) -> str:
     """A row for each index: what it holds."""
-    rows = []
+    rows, columns = [], columns_of_counts(any(built.index.key.targets_only for built in indexes))
     for index in (built.index for built in indexes):
         counts, positions = index.counts, index.counts["sequences"] * index.key.seq_length
         share = f"{100 * counts['padding'] / positions:.4f}" if positions else "0"
-        names = ("documents", "empty_documents", "tokens", "sequences", "padding")
-        rows.append([index.key.name, *(counts[name] for name in names), share])
-    return format_table(["index", "documents", "empty", "tokens", "sequences", "padding", "padding %"], rows)
+        rows.append([index.key.name, *(counts.get(name, "") for name in columns.values()), share])
+    return format_table(["index", *columns, "padding %"], rows)

@@ -6,7 +6,17 @@ from ..console import say
 from ..indexed_dataset.reader import IndexedDataset
 from .built_indexes import BuiltIndex, build_indexes, describe
 from .json_output import KEYS_OF_DATASET, dataset_entry, index_entry, say_json
-from .shared import add_cap, add_even, add_json, add_overwrite, add_prefixes, add_seq_length, add_split, check_packing
+from .shared import (
+    add_cap,
+    add_even,
+    add_json,
+    add_overwrite,
+    add_prefixes,
+    add_seq_length,
+    add_split,
+    add_targets_only,
+    check_packing,
+)
 
 DESCRIPTION = (
     "Build the sequence indexes of datasets beside them, in PREFIX.bfp/. Give the --split that you train with. Only "
@@ -18,7 +28,8 @@ keys of --json:
       split: train, valid, test, or all without --split
       cut_needlessly: documents that fit into one sequence and are cut
         concatenation, packing
-      longer_than_seq_length: documents that must be cut"""
+      longer_than_seq_length: documents that must be cut; with targets only,
+        those of more than one token more"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_split(parser, "one index of all documents")
     add_cap(parser)
     add_even(parser)
+    add_targets_only(parser)
     add_overwrite(parser, "an index that exists")
     add_json(parser)
 

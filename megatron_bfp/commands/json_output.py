@@ -15,9 +15,10 @@ KEYS_OF_DATASET = """\
     prefix, documents, tokens, dtype
     indexes: an object for each index
       path, name, seq_length, max_documents_per_sequence (null: no limit),
-      even_sequences (true or false),
+      even_sequences, targets_only (true or false),
       first_document, end_document (exclusive),
-      documents, empty_documents, tokens, sequences, padding (positions)"""
+      documents, empty_documents, tokens, sequences, padding (positions),
+      one_token_documents (with targets only; they are in no sequence)"""
 """For the help of verbs whose objects are made of ``dataset_entry`` and ``index_entry``."""
 
 
@@ -42,13 +43,15 @@ def dataset_entry(dataset: IndexedDataset) -> dict[str, Any]:
 
 def index_entry(index: SequenceIndex) -> dict[str, Any]:
     """What an index is for, and its counts."""
-    key, names = index.key, ("documents", "empty_documents", "tokens", "sequences", "padding")
+    key, names = index.key, ["documents", "empty_documents", "tokens", "sequences", "padding"]
+    names += ["one_token_documents"] if key.targets_only else []
     return {
         "path": index.path,
         "name": key.name,
         "seq_length": key.seq_length,
         "max_documents_per_sequence": key.max_documents_per_sequence,
         "even_sequences": key.even_sequences,
+        "targets_only": key.targets_only,
         "first_document": key.first_document,
         "end_document": key.end_document,
         **{name: index.counts[name] for name in names},

@@ -17,6 +17,7 @@ from .shared import (
     add_overwrite,
     add_seq_length,
     add_split,
+    add_targets_only,
     check_output_prefix,
     check_packing,
     dataset_prefix,
@@ -45,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_split(parser, "one index of all documents")
     add_cap(parser)
     add_even(parser)
+    add_targets_only(parser)
     add_overwrite(parser, "a dataset or an index that exists")
 
 

@@ -30,6 +30,7 @@ from .shared import (
     add_overwrite,
     add_seq_length,
     add_split,
+    add_targets_only,
     add_tokenizer,
     check_output_prefix,
     check_packing,
@@ -200,6 +201,7 @@ def _add_index(group: Options) -> None:
     add_split(group, "one index of all documents")
     add_cap(group)
     add_even(group)
+    add_targets_only(group)
 
 
 def _add_processes(group: Options) -> None:

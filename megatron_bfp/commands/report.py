@@ -48,13 +48,14 @@ keys of --json:
   reports: an object for each seq_length
     cut_needlessly: documents that fit into one sequence and are cut
       concatenation, packing
-    seq_length, documents, empty_documents, tokens,
+    seq_length, documents, empty_documents, one_token_documents, tokens,
     long_documents (longer than seq_length), long_tokens,
     concatenated_sequences
     packings: an object for each limit, null (no limit) first
       max_documents_per_sequence, sequences, padding (positions), lower_bound,
       documents_per_sequence, attention_work: median, p99, maximum
     even: the same with --even-sequences
+    targets_only: the same with --targets-only
     distribution: sequences by what they hold, an object for each percentage
       percent (of the sequences), and what they have at most:
       documents, documents_even (with --even-sequences), work, work_even

@@ -19,7 +19,7 @@ from ..tokenizers.registry import TOKENIZER_TYPES
 SEED = 1234
 """Megatron's default for --seed."""
 
-OF_INDEX = ("split", "max_documents_per_sequence", "even_sequences")
+OF_INDEX = ("split", "max_documents_per_sequence", "even_sequences", "targets_only")
 """Options that say which index is built for a ``--seq-length``."""
 
 Options = argparse._ActionsContainer
@@ -159,6 +159,16 @@ def add_even(options: Options) -> None:
     )
 
 
+def add_targets_only(options: Options) -> None:
+    """``--targets-only``."""
+    options.add_argument(
+        "--targets-only",
+        action="store_true",
+        help="leave the last token of each document out of the inputs, as nothing is learned from it: fewer sequences, "
+        "the same targets (default: every token is an input)",
+    )
+
+
 def add_seed(options: Options, meaning: str, default: int | None = None) -> None:
     """``--seed``.
 
@@ -239,6 +249,17 @@ def add_append_bos(options: Options, meaning: str) -> None:
 def add_json(options: Options) -> None:
     """``--json``."""
     options.add_argument("--json", action="store_true", help="print one JSON object instead of text; keys: see below")
+
+
+def columns_of_counts(targets_only: bool) -> dict[str, str]:
+    """The columns of a table of indexes: for the title of each, its name among the counts of an index.
+
+    Args:
+        targets_only: whether one of the indexes has targets only.
+    """
+    one_token = {"one token": "one_token_documents"} if targets_only else {}
+    columns = {"documents": "documents", "empty": "empty_documents"} | one_token
+    return columns | {"tokens": "tokens", "sequences": "sequences", "padding": "padding"}
 
 
 def check_packing(options: argparse.Namespace) -> None:

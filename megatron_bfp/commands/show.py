@@ -29,6 +29,7 @@ from .shared import (
     add_seed,
     add_seq_length,
     add_split,
+    add_targets_only,
     add_tokenizer,
 )
 
@@ -45,7 +46,7 @@ keys of --json:
   global_batch_size, micro_batch_size (null without them)
   tokens, padding, targets (positions with loss)
   chunks: an object for each chunk, in order
-    position (its first one in the sequence), length (tokens), targets
+    position (its first one in the sequence), length (inputs), targets
     document, offset (tokens of the document before the chunk),
     document_length, part: whole, first, middle or last
     text (with --tokenizer-model)"""
@@ -74,6 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_cap(parser)
     add_even(parser)
+    add_targets_only(parser)
     add_cache_path(parser)
     add_tokenizer(parser, "no text is shown")
     parser.add_argument("--text", action="store_true", help="print the text of every chunk in full")
@@ -241,6 +243,7 @@ def _open_split(options: argparse.Namespace) -> PackedSplit:
         options.max_documents_per_sequence,
         options.data_cache_path,
         even_sequences=options.even_sequences,
+        targets_only=options.targets_only,
         builds=False,
     )
     if packed_split is None:

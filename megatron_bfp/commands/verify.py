@@ -18,7 +18,7 @@ from ..tables import format_table
 from ..tokenizers.registry import load_tokenizer
 from ..tokenizers.special_tokens import document_template
 from .json_output import KEYS_OF_DATASET, dataset_entry, index_entry, say_json
-from .shared import add_append_bos, add_cache_path, add_json, add_prefixes, add_tokenizer
+from .shared import add_append_bos, add_cache_path, add_json, add_prefixes, add_tokenizer, columns_of_counts
 
 DESCRIPTION = (
     "Check every index of datasets against their .idx, byte for byte. With --tokens, also check every token of the "
@@ -85,9 +85,9 @@ def _verify(
 
 
 def _table(indexes: Sequence[SequenceIndex]) -> str:
-    names = ("documents", "empty_documents", "tokens", "sequences", "padding")
-    rows = [[index.key.name, "whole", *(index.counts[name] for name in names)] for index in indexes]
-    return format_table(["index", "state", "documents", "empty", "tokens", "sequences", "padding"], rows)
+    columns = columns_of_counts(any(index.key.targets_only for index in indexes))
+    rows = [[index.key.name, "whole", *(index.counts.get(name, "") for name in columns.values())] for index in indexes]
+    return format_table(["index", "state", *columns], rows)
 
 
 class _Vocabulary(NamedTuple):

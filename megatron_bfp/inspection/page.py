@@ -158,9 +158,12 @@ def _legend(view: SequenceView, has_texts: bool) -> str:
     rows = [("<span>a</span>", "A token. It predicts the next cell. Point at a cell for its position, id and target.")]
     if any(not chunk.span.continues for chunk in view.chunks):
         rows.append(('<span class="n">a</span>', "No target, so no loss: the document ends here."))
-    if any(chunk.span.continues for chunk in view.chunks):
+    if any(chunk.continues for chunk in view.chunks):
         text = "The document is cut here. The token predicts the document's next one, which is in a later sequence."
         rows.append(('<span class="cut">a</span> <em>→ <span>b</span></em>', text))
+    if any(chunk.span.continues and not chunk.continues for chunk in view.chunks):
+        text = "The document ends here. The token predicts its last one, which is no input (--targets-only)."
+        rows.append(("<span>a</span> <em>→ <span>b</span> last token</em>", text))
     if view.padding:
         rows.append(('<span class="n">pad</span>', "Padding: no target, no loss."))
     if has_texts:
@@ -208,7 +211,7 @@ class _Cells:
         self._tokens, self._labels = view.sample.tokens.tolist(), view.sample.labels.tolist()
         self._has_target = view.sample.loss_mask > 0
         self._num_tokens, self._shows_all = view.num_tokens, view.seq_length <= SHOWN_WHOLE
-        self._cuts = {chunk.end - 1 for chunk in view.chunks if chunk.span.continues}
+        self._cuts = {chunk.end - 1 for chunk in view.chunks if chunk.continues}
         self._tokenizer = tokenizer
         self._text, self._quoted = lru_cache(maxsize=None)(self._text_of), lru_cache(maxsize=None)(self._quoted_of)
 
@@ -222,10 +225,12 @@ class _Cells:
         yield from map(self._cell, range(gap + left_out, end))
 
     def after(self, chunk: ShownChunk) -> str:
-        """What follows a chunk's last cell: its target where the document goes on elsewhere."""
+        """What follows a chunk's last cell: its target if that is not in the next cell."""
         if not chunk.span.continues:
             return "<em>end of the document</em>"
         label = self._text(self._labels[chunk.end - 1])
+        if not chunk.continues:
+            return f"<em>→ <span>{label}</span> last token, end of the document</em>"
         return f"<em>→ <span>{label}</span> at offset {chunk.offset + chunk.length:,}, in a later sequence</em>"
 
     def _cell(self, position: int) -> str:

@@ -14,6 +14,7 @@ import numpy as np
 from ..packing.bounds import lower_bound
 from ..packing.census import LONGEST_DOCUMENT, Census, blocks_of, num_blocks, take_census
 from ..packing.even import plan
+from ..packing.positions import TargetLengths
 from ..progress import Progress, without_progress
 from .waiting import HIDDEN_SIZE, Ranks, WaitingOfPlan, WorkOfPlan, waiting_of_plan
 
@@ -95,6 +96,8 @@ class Report:
     seq_length: int
     documents: int
     empty_documents: int
+    one_token_documents: int
+    """With targets only, they are in no sequence."""
     tokens: int
     long_documents: int
     """Documents of more than L tokens."""
@@ -108,6 +111,8 @@ class Report:
     """Best-fit decreasing, by cap; without a cap first."""
     even: Compactness
     """With even sequences and without a cap."""
+    targets_only: Compactness
+    """All tokens but the last of each document, best-fit decreasing, without a cap."""
     distribution: list[DistributionPoint]
     """Without a cap; empty if there are no sequences."""
     waiting: list[Waiting]
@@ -139,10 +144,12 @@ def make_report(
     classes = [row for row in count_cuts(lengths, seq_length, edges, progress) if row.documents]
     long = [row for row in classes if row.shortest > seq_length]
     best_fit, even = (plan_sequences(census, seq_length, even=even) for even in (False, True))
+    census_of_targets = take_census(TargetLengths(lengths), seq_length, progress)
     return Report(
         seq_length=seq_length,
         documents=census.num_documents,
         empty_documents=census.num_empty,
+        one_token_documents=census_of_targets.num_empty - census.num_empty,
         tokens=census.num_tokens,
         long_documents=sum(row.documents for row in long),
         long_tokens=sum(row.tokens for row in long),
@@ -150,6 +157,7 @@ def make_report(
         length_classes=classes,
         packings=[measure_packing(census, seq_length, cap, None if cap else best_fit) for cap in caps],
         even=measure_packing(census, seq_length, None, even),
+        targets_only=measure_packing(census_of_targets, seq_length, None),
         distribution=_distribution(best_fit, even, seq_length),
         waiting=[_waiting(best_fit, even, seq_length, hidden_size, each, seed) for each in ranks if census.num_tokens],
     )
@@ -172,12 +180,17 @@ def megatron_order(lengths: Any, seed: int, progress: Progress = without_progres
 
 
 def count_cuts(
-    lengths: Any, seq_length: int, edges: Sequence[int], progress: Progress = without_progress
+    lengths: Any,
+    seq_length: int,
+    edges: Sequence[int],
+    progress: Progress = without_progress,
+    targets_only: bool = False,
 ) -> list[LengthClass]:
     """Documents and cuts by length, for concatenation in the order of ``lengths`` and for packing.
 
     Args:
         edges: the longest length of each class but the last, ascending. Empty documents are in no class.
+        targets_only: pack all tokens but the last of each document.
     """
     ends_of_classes = np.asarray(edges, dtype=np.int64)
     totals = np.zeros((len(edges) + 1, 6), dtype=np.int64)
@@ -186,7 +199,7 @@ def count_cuts(
         block = block[block > 0].astype(np.int64)
         ends = position + np.cumsum(block)
         concatenation = (ends - 1) // seq_length - (ends - block) // seq_length
-        packing = (block - 1) // seq_length
+        packing = np.maximum(block - 1 - targets_only, 0) // seq_length
         classes = np.searchsorted(ends_of_classes, block)
         counts = (np.ones_like(block), block, concatenation > 0, concatenation, packing > 0, packing)
         for column, count in enumerate(counts):

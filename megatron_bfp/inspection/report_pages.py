@@ -110,6 +110,14 @@ def _verdict(report: Report) -> str:
             f"No packing could do better than {best.lower_bound:,}: this one is at most {above:,} "
             f"({_percent(above, best.lower_bound, 5)} %) above the best."
         )
+    saved = best.sequences - report.targets_only.sequences
+    sentences.append(
+        "With --targets-only, which leaves the last token of each document out of the inputs, packing needs "
+        f"{report.targets_only.sequences:,} sequences instead of {best.sequences:,} "
+        f"({_percent(saved, best.sequences, 3)} % fewer)."
+    )
+    if report.one_token_documents:
+        sentences.append(f"Documents of one token, of which nothing would be left: {report.one_token_documents:,}.")
     if best.lower_bound > report.concatenated_sequences:
         sentences.append(
             "There are too few short documents to fill the sequences, whatever packs them; a longer seq_length would."
@@ -122,7 +130,7 @@ def _compactness(report: Report) -> str:
     padding = fewest * length - report.tokens
     sequences = [["concatenation", fewest, 0, "0.00000", fewest]]
     positions = [["concatenation", padding, _percent(padding, fewest * length, 4)]]
-    for name, packing in _named_packings(report):
+    for name, packing in [*_named_packings(report), ("targets only", report.targets_only)]:
         extra = packing.sequences - fewest
         sequences.append([name, packing.sequences, extra, _percent(extra, fewest, 5), packing.lower_bound])
         positions.append([name, packing.padding, _percent(packing.padding, packing.sequences * length, 4)])
@@ -130,7 +138,7 @@ def _compactness(report: Report) -> str:
         format_table(["", "sequences", "more than concatenation", "%", "lower bound"], sequences, markdown=True),
         format_table(["", "padding", "% of positions"], positions, markdown=True),
     ]
-    names = '"even" is packing with --even-sequences'
+    names = '"even" is packing with --even-sequences, "targets only" with --targets-only'
     if len(report.packings) > 1:
         cap = report.packings[1].max_documents_per_sequence
         names += f', "at most {cap:,}" with --max-documents-per-sequence {cap}'

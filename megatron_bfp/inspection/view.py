@@ -29,6 +29,8 @@ class ShownChunk(NamedTuple):
     """Tokens of the document before this chunk."""
     targets: int
     """Positions with loss."""
+    continues: bool
+    """Whether the document continues in a later sequence."""
 
     @property
     def document(self) -> int:
@@ -37,7 +39,7 @@ class ShownChunk(NamedTuple):
 
     @property
     def length(self) -> int:
-        """Tokens."""
+        """Tokens that are inputs."""
         return self.span.num_tokens
 
     @property
@@ -54,16 +56,16 @@ class ShownChunk(NamedTuple):
     def part(self) -> str:
         """Which part of its document this is, in words."""
         if self.offset == 0:
-            return "begins here, continues in a later sequence" if self.span.continues else "whole"
-        end = "continues in a later one" if self.span.continues else "ends here"
+            return "begins here, continues in a later sequence" if self.continues else "whole"
+        end = "continues in a later one" if self.continues else "ends here"
         return f"goes on from an earlier sequence, {end}"
 
     @property
     def short_part(self) -> str:
         """The same in one word."""
         if self.offset == 0:
-            return "first" if self.span.continues else "whole"
-        return "middle" if self.span.continues else "last"
+            return "first" if self.continues else "whole"
+        return "middle" if self.continues else "last"
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,8 @@ def view_sequence(index: SequenceIndex, sequence: int, origin: str = "") -> Sequ
     chunks = []
     for span, (document_start, _), begin in zip(spans, document_spans, sample.cu_seqlens.tolist(), strict=False):
         targets = int(np.count_nonzero(sample.loss_mask[begin : begin + span.num_tokens]))
-        chunks.append(ShownChunk(span, begin, span.start - document_start, targets))
+        continues = span.end + index.key.targets_only < span.document_end
+        chunks.append(ShownChunk(span, begin, span.start - document_start, targets, continues))
     name = index.key.name
     return SequenceView(index.dataset.prefix, name, sequence, len(index), sample, chunks, origin)
 

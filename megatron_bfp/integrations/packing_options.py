@@ -18,6 +18,12 @@ def add_packing_options(group: Any) -> None:
         help="with --data-impl bfp: give every sequence about as many documents as the others",
     )
     group.add_argument(
+        "--targets-only",
+        action="store_true",
+        help="with --data-impl bfp: leave the last token of each document, from which nothing is learned, out of the "
+        "inputs",
+    )
+    group.add_argument(
         "--balance-batches",
         type=int,
         default=1,

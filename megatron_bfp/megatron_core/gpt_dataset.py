@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class BFPGPTDatasetConfig(GPTDatasetConfig):
-    """``GPTDatasetConfig`` and three fields more.
+    """``GPTDatasetConfig`` and four fields more.
 
     ``create_attention_mask`` is off unless asked for: the mask is quadratic in the sequence, and attention takes its
     boundaries from ``cu_seqlens``.
@@ -60,6 +60,9 @@ class BFPGPTDatasetConfig(GPTDatasetConfig):
 
     even_sequences: bool = False
     """Spread short documents over all sequences, so that none holds many times the mean; see ``pack``."""
+
+    targets_only: bool = False
+    """Leave the last token of each document out of the inputs, as nothing is learned from it; see ``pack``."""
 
     model_vocab_size: int | None = None
     """Rows of the model's embedding, on all tensor-parallel ranks together: a sample with another id is an error that
@@ -145,7 +148,7 @@ class BFPGPTDataset(GPTDataset):
 
     @staticmethod
     def _key_config_attributes() -> list[str]:
-        return GPTDataset._key_config_attributes() + ["max_documents_per_sequence", "even_sequences"]
+        return GPTDataset._key_config_attributes() + ["max_documents_per_sequence", "even_sequences", "targets_only"]
 
     def _build_document_sample_shuffle_indices(self) -> tuple[None, None, None]:
         """Called by GPTDataset's constructor instead of building its own three indices."""
@@ -170,12 +173,14 @@ class BFPGPTDataset(GPTDataset):
             config.max_documents_per_sequence,
             config.path_to_cache,
             even_sequences=config.even_sequences,
+            targets_only=config.targets_only,
             progress=log_progress(logger),
         )
         if packed_split is not None and not len(packed_split):
             if self._is_in_blend():
                 packed_split.refuse_in_blend()
-            log_single_rank(logger, logging.WARNING, f"{self.dataset_path}: the {split.name} split has no tokens")
+            content = packed_split.packed_in_words
+            log_single_rank(logger, logging.WARNING, f"{self.dataset_path}: the {split.name} split has no {content}")
         return packed_split
 
     def _is_in_blend(self) -> bool:

@@ -21,11 +21,12 @@ LONGEST_DOCUMENT = 1 << 40
 
 @dataclass(frozen=True, eq=False)
 class Census:
-    """What packing needs to know of a corpus. All lengths are in tokens."""
+    """What packing needs to know of a corpus. Only tokens that are packed count: with targets only, all but the last of
+    each document."""
 
     num_documents: int
     num_empty: int
-    """Documents without a token. They are in no sequence."""
+    """Documents without a token to be packed. They are in no sequence."""
     num_tokens: int
     remainders: np.ndarray
     """int64 [L]: number of remainder chunks of each length; entry 0 is 0."""

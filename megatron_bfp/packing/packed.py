@@ -15,6 +15,7 @@ from .best_fit import count_sequences
 from .census import Census, take_census
 from .even import plan
 from .placing import place_documents, sort_documents
+from .positions import positions_of
 from .table import SequenceTable, id_dtype, run_rows
 
 
@@ -25,6 +26,7 @@ class Packing:
     lengths: np.ndarray
     census: Census
     table: SequenceTable
+    targets_only: bool = False
 
     @property
     def num_sequences(self) -> int:
@@ -34,12 +36,13 @@ class Packing:
     @property
     def num_tokens(self) -> int:
         """Number of tokens in all documents."""
-        return self.census.num_tokens
+        num_last_tokens = int(np.count_nonzero(self.lengths)) if self.targets_only else 0
+        return self.census.num_tokens + num_last_tokens
 
     @property
     def padding(self) -> int:
         """Number of positions that hold no token, over all sequences."""
-        return self.num_sequences * self.table.seq_length - self.num_tokens
+        return self.num_sequences * self.table.seq_length - self.census.num_tokens
 
     @property
     def work(self) -> np.ndarray:
@@ -65,7 +68,7 @@ class Packing:
         """The chunks of a sequence, or, for a slice, a list of those of each of its sequences.
 
         Returns:
-            int64 [k, 3]: document, offset and length (tokens) of each chunk, in order.
+            int64 [k, 3]: document, offset and length (tokens that are inputs) of each chunk, in order.
 
         Raises:
             IndexError: there is no such sequence. -1 is the last one.
@@ -77,11 +80,17 @@ class Packing:
             raise IndexError(f"sequence {number} of {len(self)}")
         entry = self.table.entry(number % len(self))
         documents = [(0, length) for length in self.lengths[entry.documents].tolist()]
-        chunks = entry.chunk_spans(documents, self.table.seq_length)
+        chunks = entry.chunk_spans(documents, self.table.seq_length, self.targets_only)
         return np.array([(chunk.document, chunk.start, chunk.num_tokens) for chunk in chunks], dtype=np.int64)
 
 
-def pack(lengths: Any, seq_length: int, max_documents_per_sequence: int | None = None, even: bool = False) -> Packing:
+def pack(
+    lengths: Any,
+    seq_length: int,
+    max_documents_per_sequence: int | None = None,
+    even: bool = False,
+    targets_only: bool = False,
+) -> Packing:
     """Pack documents into training sequences, best-fit decreasing, cutting only those longer than a sequence.
 
     Args:
@@ -92,6 +101,8 @@ def pack(lengths: Any, seq_length: int, max_documents_per_sequence: int | None =
             of documents, and so the time of a training step; it costs padding if documents are tiny.
         even: spread tiny documents over all sequences, so that none holds many times as many as the mean. This makes
             at most 1 sequence and 0.02 % more than best-fit decreasing. With it, a cap costs hardly any padding.
+        targets_only: pack inputs that have a target, all tokens but the last of each document. Documents of
+            ``seq_length`` + 1 tokens stay whole then, and those of one token are in no sequence.
 
     Raises:
         OptionError: an argument is not what is described above.
@@ -105,6 +116,7 @@ def pack(lengths: Any, seq_length: int, max_documents_per_sequence: int | None =
     """
     seq_length = checked_seq_length("seq_length", seq_length)
     cap, even = checked_cap(max_documents_per_sequence), checked_flag("even", even)
+    targets_only = checked_flag("targets_only", targets_only)
     try:
         lengths = np.asarray(lengths)
     except ValueError as error:
@@ -113,13 +125,14 @@ def pack(lengths: Any, seq_length: int, max_documents_per_sequence: int | None =
         lengths = np.empty(0, dtype=np.int64)
     if lengths.ndim != 1 or lengths.dtype.kind not in "iu":
         raise OptionError(f"lengths must be a 1-d array of integers, got {lengths.dtype} {list(lengths.shape)}")
-    census = take_census(lengths, seq_length)
+    packed_lengths = positions_of(lengths, targets_only)
+    census = take_census(packed_lengths, seq_length)
     runs = plan(census.remainders, seq_length, cap, even)
-    sorted_ids = sort_documents(lengths, census.remainders, id_dtype(len(lengths)))
+    sorted_ids = sort_documents(packed_lengths, census.remainders, id_dtype(len(lengths)))
     document_ids, end = np.empty_like(sorted_ids), 0
     for piece in place_documents(runs, sorted_ids):
         start, end = end, end + len(piece)
         document_ids[start:end] = piece
     rows = run_rows(runs, census.num_full_chunks)
     table = SequenceTable(seq_length, count_sequences(census, runs), rows, document_ids, census.long_documents)
-    return Packing(lengths, census, table)
+    return Packing(lengths, census, table, targets_only)

@@ -108,12 +108,15 @@ class Entry(NamedTuple):
     full_chunks: int
     """Number of full chunks the document has; 0 for remainder chunks, whose documents may have any."""
 
-    def chunk_spans(self, document_spans: list[tuple[int, int]], seq_length: int) -> list[ChunkSpan]:
+    def chunk_spans(
+        self, document_spans: list[tuple[int, int]], seq_length: int, targets_only: bool = False
+    ) -> list[ChunkSpan]:
         """The chunks, given where their documents are.
 
         Args:
             document_spans: start and end of each of the k documents, in tokens. The chunks count from the same origin,
                 such as the start of a .bin.
+            targets_only: the last token of a document is no input.
         """
         documents = self.documents.tolist()
         if self.full_chunk is not None:
@@ -121,6 +124,11 @@ class Entry(NamedTuple):
             start += self.full_chunk * seq_length
             return [ChunkSpan(documents[0], start, start + seq_length, end)]
         new = tuple.__new__  # half the time of calling ChunkSpan, and this is done for each sample
+        if targets_only:
+            return [
+                new(ChunkSpan, (document, end - 1 - (end - 1 - start) % seq_length, end - 1, end))
+                for document, (start, end) in zip(documents, document_spans, strict=True)
+            ]
         return [
             new(ChunkSpan, (document, end - (end - start) % seq_length, end, end))
             for document, (start, end) in zip(documents, document_spans, strict=True)

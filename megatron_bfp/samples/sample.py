@@ -3,8 +3,10 @@
 A sample has L positions, all inputs. Each label is the next token of the same document, read from the document itself:
 at the end of a chunk that is not its document's last, it is the first token of the next chunk; at the end of a document
 there is none. So over an epoch every token is an input exactly once, and every token but a document's first is a target
-exactly once. The index decides which positions have a target, never the value of a token: padding may equal EOD, and
-EOD may occur inside a text.
+exactly once. With targets only, a document's last token is no input, so every input has a target.
+
+The index decides which positions have a target, never the value of a token: padding may equal EOD, and EOD may occur
+inside a text.
 """
 
 from functools import lru_cache

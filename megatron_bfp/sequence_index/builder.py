@@ -11,6 +11,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from ..packing.best_fit import Run, count_sequences
 from ..packing.census import Census, take_census
 from ..packing.even import plan
 from ..packing.placing import place_documents, sort_documents
+from ..packing.positions import positions_of
 from ..packing.table import id_dtype, run_rows
 from ..progress import Progress, without_progress
 from .fingerprints import idx_sha256
@@ -193,7 +195,7 @@ def _rename(temporary: str, target: str, replaced: str) -> None:
 
 
 def _write(dataset: IndexedDataset, key: IndexKey, directory: str, progress: Progress) -> None:
-    lengths = dataset.document_lengths.range(key.first_document, key.end_document)
+    lengths = packed_lengths(dataset, key)
     census = take_census(lengths, key.seq_length, progress)
     runs = planned_runs(key, census)
     sorted_ids = sort_documents(lengths, census.remainders, id_dtype(key.end_document), key.first_document, progress)
@@ -214,6 +216,11 @@ def _write(dataset: IndexedDataset, key: IndexKey, directory: str, progress: Pro
     for name in os.listdir(directory):
         sync_file(os.path.join(directory, name))
     sync_file(directory)
+
+
+def packed_lengths(dataset: IndexedDataset, key: IndexKey) -> Any:
+    """What is packed of each document of an index, in tokens: anything with a length whose slices are numpy arrays."""
+    return positions_of(dataset.document_lengths.range(key.first_document, key.end_document), key.targets_only)
 
 
 def planned_runs(key: IndexKey, census: Census) -> list[Run]:

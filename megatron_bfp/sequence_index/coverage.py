@@ -42,7 +42,7 @@ def check_coverage(index: SequenceIndex, lengths: Any, census: Census, progress:
     bytes per document, 4 if L is above 65,536, and a random read for each.
 
     Args:
-        lengths: as of ``DocumentLengths``, of the index's documents.
+        lengths: of the index's documents, as ``packed_lengths`` gives them.
         census: of ``lengths``.
 
     Raises:

@@ -1,7 +1,7 @@
 """What an index consists of: a directory beside the dataset that numpy and ``cat`` can read::
 
     PREFIX.bfp/s2048-d0-969/           seq_length 2048, documents 0 to 968; -m8 is added for a cap of 8 documents,
-                                       -e for even sequences
+                                       -e for even sequences, -t for targets only
         index.json                     counts, fingerprint of PREFIX.idx, checksums of each array and of this file
         runs.npy                       the three arrays of packing.table.SequenceTable
         document_ids.npy
@@ -16,8 +16,10 @@ import json
 import os
 from typing import Any
 
+import numpy as np
+
 from ..indexed_dataset.reader import IndexedDataset
-from ..packing.census import Census
+from ..packing.census import Census, blocks_of, num_blocks
 from ..progress import Progress, without_progress
 from .fingerprints import ends_sha256, file_sha256, sampled_fingerprint
 from .key import IndexKey
@@ -54,13 +56,7 @@ def metadata(
         }
     fingerprint = sampled_fingerprint(dataset.idx_content) | {"sha256": idx_sha256}
     described = {
-        "counts": {
-            "documents": census.num_documents,
-            "empty_documents": census.num_empty,
-            "padding": num_sequences * key.seq_length - census.num_tokens,
-            "sequences": num_sequences,
-            "tokens": census.num_tokens,
-        },
+        "counts": _counts(key, census, num_sequences, dataset, progress),
         "documents": [key.first_document, key.end_document],
         "even_sequences": key.even_sequences,
         "files": files,
@@ -70,7 +66,34 @@ def metadata(
         "seq_length": key.seq_length,
         "version": VERSION,
     }
+    if key.targets_only:  # else there is no entry, so that older indexes stay as they are
+        described["targets_only"] = True
     return described | {"checksum": checksum(described)}
+
+
+def _counts(
+    key: IndexKey, census: Census, num_sequences: int, dataset: IndexedDataset, progress: Progress
+) -> dict[str, int]:
+    counts = {
+        "documents": census.num_documents,
+        "empty_documents": census.num_empty,
+        "padding": num_sequences * key.seq_length - census.num_tokens,
+        "sequences": num_sequences,
+        "tokens": census.num_tokens,
+    }
+    if key.targets_only:  # the census is of all tokens but the last of each document
+        lengths = dataset.document_lengths.range(key.first_document, key.end_document)
+        blocks = progress(blocks_of(lengths), num_blocks(lengths), "counting empty documents")
+        num_empty = sum(len(block) - int(np.count_nonzero(block)) for _, block in blocks)
+        counts["empty_documents"], counts["one_token_documents"] = num_empty, census.num_empty - num_empty
+        counts["tokens"] += census.num_documents - num_empty
+    return counts
+
+
+def num_inputs(key: IndexKey, counts: dict[str, int]) -> int:
+    """Positions that hold a token, from the other counts: all tokens or, with targets only, those with a target."""
+    last_tokens = counts["documents"] - counts["empty_documents"] if key.targets_only else 0
+    return counts["tokens"] - last_tokens
 
 
 def canonical_json(metadata: dict[str, Any]) -> bytes:

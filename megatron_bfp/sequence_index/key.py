@@ -16,7 +16,7 @@ from ..errors import OptionError, SequenceIndexError
 from ..indexed_dataset.reader import IndexedDataset
 from .fingerprints import sampled_fingerprint
 
-NAME = re.compile(r"s([1-9][0-9]*)-d(0|[1-9][0-9]*)-(0|[1-9][0-9]*)(?:-m([1-9][0-9]*))?(-e)?")
+NAME = re.compile(r"s([1-9][0-9]*)-d(0|[1-9][0-9]*)-(0|[1-9][0-9]*)(?:-m([1-9][0-9]*))?(-e)?(-t)?")
 SPLIT_NAMES = ("train", "valid", "test")
 
 
@@ -30,12 +30,14 @@ class IndexKey:
     """Exclusive."""
     max_documents_per_sequence: int | None = None
     even_sequences: bool = False
+    targets_only: bool = False
+    """Whether only tokens with a target are inputs, all but the last of each document."""
 
     def __post_init__(self) -> None:
         checked: dict[str, int | None] = {"seq_length": checked_seq_length("seq_length", self.seq_length)}
         checked["max_documents_per_sequence"] = checked_cap(self.max_documents_per_sequence)
         checked |= {name: operator.index(getattr(self, name)) for name in ("first_document", "end_document")}
-        checked["even_sequences"] = bool(self.even_sequences)
+        checked |= {name: bool(getattr(self, name)) for name in ("even_sequences", "targets_only")}
         for name, value in checked.items():
             object.__setattr__(self, name, value)
         if not 0 <= self.first_document <= self.end_document:
@@ -45,8 +47,8 @@ class IndexKey:
     def name(self) -> str:
         """The directory's name."""
         cap = "" if self.max_documents_per_sequence is None else f"-m{self.max_documents_per_sequence}"
-        even = "-e" if self.even_sequences else ""
-        return f"s{self.seq_length}-d{self.first_document}-{self.end_document}{cap}{even}"
+        flags = "-e" * self.even_sequences + "-t" * self.targets_only
+        return f"s{self.seq_length}-d{self.first_document}-{self.end_document}{cap}{flags}"
 
     @classmethod
     def for_split(
@@ -57,6 +59,7 @@ class IndexKey:
         split_name: str = "train",
         max_documents_per_sequence: int | None = None,
         even_sequences: bool = False,
+        targets_only: bool = False,
     ) -> "IndexKey | None":
         """The index that a run's options mean: the one answer for datasets, tools and checks before a run.
 
@@ -67,6 +70,7 @@ class IndexKey:
             split_name: which of the splits: train, valid or test.
             max_documents_per_sequence: the run's cap on documents.
             even_sequences: whether the run has ``--even-sequences``.
+            targets_only: whether the run has ``--targets-only``.
 
         Returns:
             None if ``split`` gives this split no share.
@@ -74,8 +78,8 @@ class IndexKey:
         Raises:
             OptionError: an argument is not what is described above.
         """
-        documents = split_range(num_documents, split, split_name)
-        return None if documents is None else cls(seq_length, *documents, max_documents_per_sequence, even_sequences)
+        documents, rule = split_range(num_documents, split, split_name), (max_documents_per_sequence, even_sequences)
+        return None if documents is None else cls(seq_length, *documents, *rule, targets_only)
 
     @classmethod
     def for_fractions(
@@ -85,11 +89,13 @@ class IndexKey:
         fractions: tuple[float, float] | None,
         max_documents_per_sequence: int | None = None,
         even_sequences: bool = False,
+        targets_only: bool = False,
     ) -> "IndexKey | None":
         """As ``for_split``, for one entry of megatron-core's ``config.split_matrix``: where a split begins and ends."""
         if fractions is None:
             return None
-        return cls(seq_length, *document_range(fractions, num_documents), max_documents_per_sequence, even_sequences)
+        documents, rule = document_range(fractions, num_documents), (max_documents_per_sequence, even_sequences)
+        return cls(seq_length, *documents, *rule, targets_only)
 
     @classmethod
     def from_name(cls, name: str) -> "IndexKey | None":
@@ -97,9 +103,10 @@ class IndexKey:
         match = NAME.fullmatch(name)
         if match is None:
             return None
-        seq_length, first, end, cap, even = match.groups()
+        seq_length, first, end, cap, *flags = match.groups()
+        is_set = [flag is not None for flag in flags]
         try:
-            return cls(int(seq_length), int(first), int(end), None if cap is None else int(cap), even is not None)
+            return cls(int(seq_length), int(first), int(end), None if cap is None else int(cap), *is_set)
         except OptionError:
             return None
 
@@ -198,7 +205,7 @@ def build_command(dataset: IndexedDataset, key: IndexKey, split: str | None = No
     words = ["megatron-bfp", "index", dataset.prefix, "--seq-length", str(key.seq_length)]
     if key.max_documents_per_sequence is not None:
         words += ["--max-documents-per-sequence", str(key.max_documents_per_sequence)]
-    words += ["--even-sequences"] if key.even_sequences else []
+    words += ["--even-sequences"] * key.even_sequences + ["--targets-only"] * key.targets_only
     if (key.first_document, key.end_document) != (0, dataset.num_documents):
         words += ["--split", split or _split_with(key, dataset.num_documents)]
     return shlex.join(words)

@@ -21,7 +21,7 @@ from ..indexed_dataset.reader import IndexedDataset
 from ..packing.chunks import ChunkSpan
 from ..packing.table import SequenceTable, id_dtype
 from .fingerprints import ends_sha256, sampled_fingerprint
-from .format import ARRAYS, FORMAT, VERSION, canonical_json, checksum
+from .format import ARRAYS, FORMAT, VERSION, canonical_json, checksum, num_inputs
 from .key import IndexKey, build_command, damaged, remedy
 
 
@@ -36,7 +36,8 @@ class SequenceIndex:
 
     Attributes:
         key: what the index is for.
-        counts: the counts of index.json: documents, empty_documents, tokens, sequences, padding.
+        counts: the counts of index.json: documents, empty_documents, tokens, sequences, padding; with targets only also
+            one_token_documents, which are in no sequence.
         idx_sha256: of the whole .idx that it was built from, in hexadecimal.
         identity: what distinguishes it from other indexes, wherever it and its dataset lie: ``idx_sha256``, its name.
         checksum: of everything that it holds: sha256 in hexadecimal, the same for equal indexes on all hosts.
@@ -85,10 +86,10 @@ class SequenceIndex:
                 self._refuse(sequence, f"names document {document}")
         idx_sequences = None if self._shift is None else entry.documents + self._shift
         document_spans = self.dataset.spans(entry.documents, idx_sequences)
-        chunks, num_tokens = entry.chunk_spans(document_spans, key.seq_length), 0
+        chunks, num_tokens = entry.chunk_spans(document_spans, key.seq_length, key.targets_only), 0
         if entry.full_chunk is not None:
             ((start, end),) = document_spans
-            if entry.full_chunks != (end - start) // key.seq_length:
+            if entry.full_chunks != (end - start - key.targets_only) // key.seq_length:
                 self._refuse(sequence, f"does not match the length of document {documents[0]}")
         for _, start, end, _ in chunks:
             if start == end:
@@ -148,16 +149,21 @@ def _read_metadata(path: str, key: IndexKey, dataset: IndexedDataset) -> dict[st
     if not _has_form(metadata) or metadata["checksum"] != checksum(metadata):
         raise damaged(path, dataset, "index.json was altered")
     described = (metadata["seq_length"], *metadata["documents"], metadata["max_documents_per_sequence"])
-    if (*described, metadata["even_sequences"]) != dataclasses.astuple(key):
+    if (*described, metadata["even_sequences"], metadata.get("targets_only", False)) != dataclasses.astuple(key):
         raise damaged(path, dataset, "index.json describes another index; the directory was renamed")
     return metadata
 
 
 def _has_form(metadata: dict[str, Any]) -> bool:
     """Whether index.json has the entries that ``format.metadata`` writes, with their types."""
+    counts = ["documents", "empty_documents", "padding", "sequences", "tokens"]
+    of_targets_only = {}
+    if "targets_only" in metadata:
+        counts.append("one_token_documents")
+        of_targets_only["targets_only"] = True
     example = {
         "checksum": "",
-        "counts": dict.fromkeys(("documents", "empty_documents", "padding", "sequences", "tokens"), 0),
+        "counts": dict.fromkeys(counts, 0),
         "documents": [0, 0],
         "even_sequences": False,
         "files": {f"{name}.npy": {"bytes": 0, "ends_sha256": "", "sha256": ""} for name in ARRAYS},
@@ -165,7 +171,7 @@ def _has_form(metadata: dict[str, Any]) -> bool:
         "format": "",
         "seq_length": 0,
         "version": 0,
-    }
+    } | of_targets_only
 
     def same_form(value: Any, model: Any) -> bool:
         if type(value) is not type(model):
@@ -239,7 +245,7 @@ def _is_sound(table: SequenceTable, counts: dict[str, int], key: IndexKey) -> bo
             return False
     if not long.flags.c_contiguous or ids.dtype != id_dtype(key.end_document) or ids.ndim != 1:
         return False
-    if counts["padding"] != counts["sequences"] * key.seq_length - counts["tokens"] or min(counts.values()) < 0:
+    if counts["padding"] != counts["sequences"] * key.seq_length - num_inputs(key, counts) or min(counts.values()) < 0:
         return False
     num_full = int(long[-1, 1]) if len(long) else 0
     firsts = np.append(runs[:, 0], counts["sequences"])

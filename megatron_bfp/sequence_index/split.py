@@ -37,6 +37,7 @@ class PackedSplit:
         cache_path: str | None = None,
         *,
         even_sequences: bool = False,
+        targets_only: bool = False,
         builds: bool = True,
         progress: Progress = without_progress,
     ) -> "PackedSplit | None":
@@ -49,6 +50,7 @@ class PackedSplit:
             name: which of the splits: train, valid or test.
             max_documents_per_sequence: the run's cap on documents.
             even_sequences: whether the run has ``--even-sequences``.
+            targets_only: whether the run has ``--targets-only``.
             builds: build the index if it is missing; otherwise that is an error.
 
         Returns:
@@ -58,7 +60,7 @@ class PackedSplit:
             OptionError: an argument is not what is described above.
             SequenceIndexError: the index is damaged, or it is missing and cannot be built.
         """
-        rule = max_documents_per_sequence, even_sequences
+        rule = max_documents_per_sequence, even_sequences, targets_only
         if isinstance(split, tuple):
             key = IndexKey.for_fractions(dataset.num_documents, seq_length, split, *rule)
         else:
@@ -73,6 +75,11 @@ class PackedSplit:
     def dataset(self) -> IndexedDataset:
         """What the split is of."""
         return self.index.dataset
+
+    @property
+    def packed_in_words(self) -> str:
+        """What sequences are made of, for messages: tokens or, with targets only, targets."""
+        return "targets" if self.index.key.targets_only else "tokens"
 
     def __len__(self) -> int:
         return len(self.index)
@@ -107,9 +114,9 @@ class PackedSplit:
         return self.index.chunk_spans(self.sequence_of(sample, seed))
 
     def refuse_in_blend(self) -> NoReturn:
-        """Refuse a split without tokens as part of a blend, which has a weight for each of its datasets."""
+        """Refuse a split without sequences as part of a blend, which has a weight for each of its datasets."""
         key = self.index.key
         raise OptionError(
             f"{self.dataset.prefix}: the {self.name} split, documents {key.first_document} to {key.end_document} of "
-            f"{self.dataset.num_documents}, has no tokens; take it out of the blend, or change --split"
+            f"{self.dataset.num_documents}, has no {self.packed_in_words}; take it out of the blend, or change --split"
         )

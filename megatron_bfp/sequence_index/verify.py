@@ -11,6 +11,7 @@ from ..indexed_dataset.memory_maps import expect_next
 from ..indexed_dataset.reader import IndexedDataset
 from ..packing.census import LongDocuments, take_census
 from ..progress import Progress, without_progress
+from .builder import packed_lengths
 from .coverage import check_coverage
 from .fingerprints import idx_sha256
 from .format import ARRAYS, canonical_json, metadata
@@ -61,7 +62,7 @@ def verify(
         SequenceIndexError, IndexedDatasetError: something is wrong.
     """
     index = SequenceIndex(path, dataset)
-    lengths = dataset.document_lengths.range(index.key.first_document, index.key.end_document)
+    lengths = packed_lengths(dataset, index.key)
     long_documents = _Compared(index)
     census = take_census(lengths, index.key.seq_length, progress, long_documents)
     of_idx = of_idx or idx_sha256(dataset, progress)

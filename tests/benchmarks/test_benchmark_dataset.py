@@ -33,7 +33,12 @@ def test_the_table_and_the_json_tell_the_same(write_dataset, tmp_path, benchmark
     assert {(row["workers"], row["corpora"]) for row in figures["rates"]} == {(0, 1), (1, 1), (0, 2), (1, 2)}
     assert not (tmp_path / "cache").exists()  # of GPTDataset, beside the data
     names = {row["dataset"] for row in figures["rates"]}
-    assert {"BFPGPTDataset", "GPTDataset, no mask", "GPTDataset, reset_attention_mask"} <= names
+    assert {
+        "BFPGPTDataset",
+        "BFPGPTDataset, targets only",
+        "GPTDataset, no mask",
+        "GPTDataset, reset_attention_mask",
+    } <= names
     assert all(name in printed for name in names)
     assert [row["reads"] for row in figures["memory"]] == list(range(10, 101, 10))
 

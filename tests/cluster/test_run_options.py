@@ -88,12 +88,12 @@ def test_fault_C06_the_zero_stage_is_the_configurations(tmp_path):
 @pytest.mark.parametrize("trainer", ["megatron_lm", "megatron_deepspeed"])
 def test_fault_A15_megatrons_options_after_the_recipe_are_known(trainer):
     words = "--unknown-option a b --bf16 --data-cache-path cache --max-documents-per-sequence 7 --seq-length=16"
-    words += " --even-sequences --balance-batches 4"
+    words += " --even-sequences --targets-only --balance-batches 4"
     words += " --pipeline-model-parallel-size 2 --tensor-model-parallel-size 2 --recompute-granularity full --save CKPT"
     words += " --global-batch-size 32 --data-path 0.5 x 0.5 y"
     options = of(trainer, *words.split())
     assert (options.seq_length, options.max_documents_per_sequence, options.data_cache_path) == (16, 7, "cache")
-    assert (options.even_sequences, options.balance_batches) == (True, 4)
+    assert (options.even_sequences, options.targets_only, options.balance_batches) == (True, True, 4)
     assert (options.tensor_parallel, options.pipeline_parallel, options.global_batch_size) == (2, 2, 32)
     assert options.half_precision and options.full_recomputation and options.save == "CKPT"
     assert options.data_path == ("0.5", "x", "0.5", "y") and not options.needs_eod
@@ -187,6 +187,15 @@ def test_the_plan_looks_for_even_sequences(dataset):
             training_sequences(prefix, of(trainer, *words, "--data-impl", "bfp", "--even-sequences"))
     index = build(dataset, IndexKey(16, 0, 7, None, True), index_directory(prefix))
     assert training_sequences(prefix, of_the_example(*words, "--even-sequences")) == len(index)
+
+
+def test_the_plan_looks_for_targets_only(dataset):
+    words = ("--data-path", dataset.prefix, "--seq-length", "16", "--split", "70,30", "--targets-only")
+    for trainer in ("pretrain_gpt", "megatron_lm", "megatron_deepspeed"):
+        with pytest.raises(SequenceIndexError, match="no sequence index s16-d0-7-t.* --targets-only --split 70,30$"):
+            training_sequences(dataset.prefix, of(trainer, *words, "--data-impl", "bfp"))
+    index = build(dataset, IndexKey(16, 0, 7, targets_only=True), index_directory(dataset.prefix))
+    assert training_sequences(dataset.prefix, of_the_example(*words)) == len(index)
 
 
 def test_the_plan_says_that_batches_are_composed_by_cost():
@@ -349,11 +358,14 @@ def test_fault_B12_the_command_that_shows_a_spike_is_quoted(tmp_path):
     pytest.importorskip("deepspeed")
     from trainer.reports import show_command
 
-    fields = {"split": "80, 20", "max_documents_per_sequence": 3, "even_sequences": True, "data_cache_path": "a b"}
+    fields = {"split": "80, 20", "max_documents_per_sequence": 3, "data_cache_path": "a b"}
+    fields |= {"even_sequences": True, "targets_only": True}
     options = argparse.Namespace(seq_length=8, **fields)
     words = words_in_bash(show_command(options), tmp_path)
     assert words[:6] == ["show", "PREFIX", "--seq-length", "8", "--split", "80, 20"]
-    assert words[6:11] == ["--max-documents-per-sequence", "3", "--data-cache-path", "a b", "--even-sequences"]
-    fields = {"split": "1", "max_documents_per_sequence": None, "even_sequences": False, "data_cache_path": None}
+    assert words[6:10] == ["--max-documents-per-sequence", "3", "--data-cache-path", "a b"]
+    assert words[10:12] == ["--even-sequences", "--targets-only"]
+    fields = {"split": "1", "max_documents_per_sequence": None, "data_cache_path": None}
+    fields |= {"even_sequences": False, "targets_only": False}
     options = argparse.Namespace(seq_length=8, **fields)
-    assert not any(word in show_command(options) for word in ("cap", "None", "even"))
+    assert not any(word in show_command(options) for word in ("cap", "None", "even", "targets"))

@@ -139,6 +139,23 @@ def test_show_has_the_numbers_of_its_table(text_and_json, prefixes):
             assert content["sample"] is content["seed"] is content["epoch"] is None
 
 
+def test_targets_only_is_in_names_and_objects(text_and_json, prefixes):
+    targets = (prefixes[1], *SPLIT, "--targets-only")
+    text, content = text_and_json("index", *targets)
+    indexes = content["datasets"][0]["indexes"]
+    assert all(index["targets_only"] and index["name"].endswith("-t") for index in indexes)
+    assert all(index["one_token_documents"] == 0 for index in indexes) and "one token" in "\n".join(text)
+    assert not text_and_json("index", prefixes[1], *SPLIT)[1]["datasets"][0]["indexes"][0]["targets_only"]
+    show = ("show", prefixes[1], "--seq-length", 64, *SPLIT[3:], "--targets-only", "--sequence", 0)
+    content = text_and_json(*show)[1]
+    assert content["index"].endswith("s64-d0-32-t") and content["targets"] == content["tokens"]
+    text, content = text_and_json("verify", prefixes[1])
+    verified = content["datasets"][0]["indexes"]
+    assert {index["name"] for index in verified if index["targets_only"]} == {index["name"] for index in indexes}
+    assert all(("one_token_documents" in index) == index["targets_only"] for index in verified)
+    assert "one token" in "\n".join(text)
+
+
 def test_even_sequences_are_in_names_and_objects(text_and_json, prefixes):
     even = (prefixes[1], *SPLIT, "--even-sequences")
     indexes = text_and_json("index", *even)[1]["datasets"][0]["indexes"]

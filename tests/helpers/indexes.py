@@ -35,5 +35,7 @@ def forge(folder, key, **arrays):
         }
     metadata["max_documents_per_sequence"] = key.max_documents_per_sequence
     metadata["even_sequences"] = key.even_sequences
+    if key.targets_only:
+        metadata["targets_only"] = True
     write_metadata(folder, metadata)
     return folder.rename(folder.with_name(key.name))

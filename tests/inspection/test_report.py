@@ -49,13 +49,15 @@ def test_cuts_are_those_of_a_plain_count(lengths, seq_length, edges, block):
 
 
 @settings(max_examples=200, deadline=None)
-@given(LENGTHS, st.integers(1, 20))
-def test_packing_cuts_where_pack_cuts(lengths, seq_length):
-    packed = pack(lengths, seq_length)
+@given(LENGTHS, st.integers(1, 20), st.booleans())
+def test_packing_cuts_where_pack_cuts(lengths, seq_length, targets_only):
+    packed = pack(lengths, seq_length, targets_only=targets_only)
     chunks = np.zeros(len(lengths) + 1, dtype=np.int64)
     for i in range(len(packed)):
         np.add.at(chunks, packed[i][:, 0], 1)
-    classes = report.count_cuts(np.array(lengths, dtype=np.int32), seq_length, [seq_length])
+    longest = seq_length + targets_only
+    array = np.array(lengths, dtype=np.int32)
+    classes = report.count_cuts(array, seq_length, [longest], targets_only=targets_only)
     assert [row.cut_by_packing for row in classes] == [0, np.count_nonzero(chunks > 1)]
     assert sum(row.cuts_of_packing for row in classes) == np.maximum(chunks - 1, 0).sum()
 
@@ -117,6 +119,16 @@ def test_the_figures_of_even_sequences_are_those_of_pack(lengths, seq_length):
         ):
             rank = max(1, -(-len(values) * round(100 * point.percent) // 10_000))
             assert seen == values[rank - 1]
+
+
+def test_the_report_says_what_targets_only_saves():
+    lengths = np.array([9, 1, 0, 17, 4, 1], dtype=np.int32)
+    figures = report.make_report(lengths, 8)
+    packed = pack(lengths, 8, targets_only=True)
+    assert (figures.targets_only.sequences, figures.targets_only.padding) == (len(packed), packed.padding) == (4, 5)
+    assert (figures.one_token_documents, figures.empty_documents, figures.packings[0].sequences) == (2, 1, 4)
+    page = " ".join(report_pages.to_markdown("data", "", [report.make_report(np.array([9] * 8), 8)], 4096).split())
+    assert "packing needs 8 sequences instead of 9 (11.111 % fewer)." in page
 
 
 def test_even_sequences_differ_from_best_fit_where_documents_are_tiny():

@@ -218,6 +218,21 @@ def test_a_cut_shows_its_target_in_the_later_sequence(write_dataset):
     assert 'title="position 7: token 7 “h”, target 8 “i”"' in page
 
 
+def test_with_targets_only_the_last_token_is_shown_as_a_target(write_dataset):
+    dataset = write_dataset([range(10), [3, 4, 5]])
+    index = build(dataset, IndexKey(8, 0, 2, targets_only=True), index_directory(dataset.prefix))
+    page = to_html(view_sequence(index, 0), PlainTokenizer("abcdefghij"))
+    assert "→ <span>i</span> at offset 8, in a later sequence" in page
+    view = view_sequence(index, 1)
+    assert [chunk.short_part for chunk in view.chunks] == ["whole", "last"]
+    assert [(chunk.length, chunk.document_length, chunk.targets) for chunk in view.chunks] == [(2, 3, 2), (1, 10, 1)]
+    page = to_html(view, PlainTokenizer("abcdefghij"))
+    assert "→ <span>f</span> last token, end of the document" in page and "later sequence" not in page
+    assert "The token predicts its last one, which is no input" in page and "No target, so no loss" not in page
+    assert [cell[0] for cell in Page(page).cells] == [None] * 3 + ["n"] * 5
+    assert "3 tokens in 2 chunks, 5 padding, 3 targets" in headline(view)
+
+
 def test_segments_of_bar_and_mask_are_to_scale(dataset):
     index = build_index(dataset)
     for sequence in range(len(index)):

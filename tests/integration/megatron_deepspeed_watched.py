@@ -173,7 +173,7 @@ def chunks_of_sample(args, sample):
     from megatron_bfp.sequence_index.split import PackedSplit
 
     dataset, cap = IndexedDataset(args.data_path[0]), args.max_documents_per_sequence
-    train = PackedSplit.open(dataset, args.seq_length, args.split, "train", cap)
+    train = PackedSplit.open(dataset, args.seq_length, args.split, "train", cap, targets_only=args.targets_only)
     work = train.work_of(np.arange(args.global_batch_size), args.seed)
     sample = int(balanced_order(work, args.micro_batch_size)[sample])
     for document, start, end, document_end in train.chunk_spans(sample, args.seed):

@@ -70,8 +70,9 @@ def test_without_the_flag_nothing_changes(checkout, corpus, plugin_enabled):
         (["--tensor-model-parallel-size", "2"], 2, 2e-6),
         (["--max-documents-per-sequence", "2"], 2, 2e-6),
         (FLASH, 1, 2e-4),
+        (["--targets-only", "--tensor-model-parallel-size", "2"], 2, 2e-6),
     ],
-    ids=["softmax", "reset positions, mask EOD", "tp 2", "dp 2, at most 2 documents", "flash-attn 2"],
+    ids=["softmax", "reset positions, mask EOD", "tp 2", "dp 2, at most 2 documents", "flash-attn 2", "targets only"],
 )
 def test_the_first_loss_is_that_of_the_chunks_alone(checkout, corpus, options, ranks, tolerance):
     steps, output = train(checkout, corpus, *PACKED, *ALONG, *options, ranks=ranks, iters=1, watched="alone")
@@ -79,6 +80,13 @@ def test_the_first_loss_is_that_of_the_chunks_alone(checkout, corpus, options, r
     assert len(batches) == 4 * (2 if "--tensor-model-parallel-size" in options else 1)
     means = [part["alone"] / part["targets"] for part in batches]
     assert losses(steps)[0] == pytest.approx(sum(means) / len(means), rel=tolerance)
+
+
+def test_targets_only_trains_alike_through_a_pipeline(checkout, corpus):
+    steps, output = train(checkout, corpus, *PACKED, *ALONG, "--targets-only", iters=3)
+    assert "-t (" in output and np.isfinite(losses(steps)).all()
+    assert train(checkout, corpus, *PACKED, "--targets-only", iters=3)[0] == steps
+    assert train(checkout, corpus, *PACKED, *ALONG, iters=3)[0] != steps  # the control
 
 
 def test_a_micro_batch_without_targets_has_no_loss(checkout, corpus):

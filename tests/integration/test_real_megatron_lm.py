@@ -66,12 +66,17 @@ def test_without_the_flag_nothing_changes(checkout, corpus, plugin_enabled):
     assert untouched == train(checkout, corpus, by_module, *masking, "--data-impl", "mmap")[0]
 
 
-@pytest.mark.parametrize("options", [[], ["--reset-position-ids", "--eod-mask-loss"]], ids=["plain", "reset"])
+@pytest.mark.parametrize(
+    "options",
+    [[], ["--reset-position-ids", "--eod-mask-loss"], ["--targets-only"]],
+    ids=["plain", "reset", "targets only"],
+)
 def test_the_first_loss_is_that_of_the_chunks_alone(checkout, corpus, options):
     script = [ON_CPU / "watched.py", "alone", checkout / "pretrain_gpt.py"]
     steps, output = train(checkout, corpus, script, "--data-impl", "bfp", "--train-iters", 1, *options)
     batches = watched(output)
     assert len(batches) == 4
+    assert ("-t (" in output) == ("--targets-only" in options)
     targets = sum(batch["targets"] for batch in batches)
     for positions in ("alone", "unchanged"):
         assert losses(steps)[0] == pytest.approx(sum(batch[positions] for batch in batches) / targets, rel=1e-6)

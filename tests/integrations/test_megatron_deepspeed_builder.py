@@ -88,13 +88,14 @@ def test_a_split_without_documents_is_none_and_refused_in_a_blend(write_dataset)
     "paths, is_in_blend", [(["text"], False), (["1", "text"], True), (["0.5", "a", "0.5", "b"], True)]
 )
 def test_options_reach_the_datasets_of_megatron_deepspeed_s_builder(monkeypatch, paths, is_in_blend):
-    args = SimpleNamespace(data_path=paths, max_documents_per_sequence=3, even_sequences=True, padded_vocab_size=512)
+    args = SimpleNamespace(data_path=paths, max_documents_per_sequence=3, padded_vocab_size=512)
+    args.even_sequences, args.targets_only = True, False
     calls = []
     monkeypatch.setattr(builder, "parsed_options", lambda: args)
     monkeypatch.setattr(builder, "build_splits", lambda *rest, **keywords: calls.append((rest, keywords)))
     build_packed = builder.build_packed_splits(None)
     build_packed("text", "bfp", "9,1,0", [4, 5, 6], 32, 7, True, data_cache_path="cache")
-    keywords = {"is_in_blend": is_in_blend, "vocab_size": 512, "even_sequences": True}
+    keywords = {"is_in_blend": is_in_blend, "vocab_size": 512, "even_sequences": True, "targets_only": False}
     assert calls == [(("text", "9,1,0", [4, 5, 6], 32, 7, 3, "cache"), keywords)]
 
 
@@ -108,7 +109,7 @@ def test_fault_A13_ids_outside_the_vocabulary_are_named(write_dataset, monkeypat
     with pytest.raises(IndexedDatasetError, match=reason):
         list(train)
     args = SimpleNamespace(data_path=[], max_documents_per_sequence=None, even_sequences=False, padded_vocab_size=last)
-    args.balance_batches = 0
+    args.targets_only, args.balance_batches = False, 0
     args.consumed_train_samples = args.consumed_valid_samples = 0
     monkeypatch.setattr(builder, "parsed_options", lambda: args)
     of_a_split = builder.build_packed_split(None)
@@ -173,12 +174,18 @@ def test_only_the_training_split_is_balanced_and_the_log_says_so(packed, monkeyp
     assert raised.value.on_every_rank
 
 
-def test_even_sequences_reach_the_indexes(write_dataset, monkeypatch):
+def test_even_sequences_and_targets_only_reach_the_indexes(write_dataset, monkeypatch):
     prefix = write_dataset(documents_of(LENGTHS)).prefix
-    for even in (False, True):
-        train, *_ = build_splits(prefix, "1,0,0", [1, 1, 1], LENGTH, 7, 3, even_sequences=even)
-        assert train.sequence_index.key.name.endswith("-m3-e" if even else "-m3")
-        args = SimpleNamespace(max_documents_per_sequence=3, even_sequences=even, padded_vocab_size=None)
+    for even, targets_only, end in ((False, False, "-m3"), (True, False, "-m3-e"), (False, True, "-m3-t")):
+        rule = {"even_sequences": even, "targets_only": targets_only}
+        train, *_ = build_splits(prefix, "1,0,0", [1, 1, 1], LENGTH, 7, 3, **rule)
+        assert train.sequence_index.key.name.endswith(end)
+        args = SimpleNamespace(max_documents_per_sequence=3, padded_vocab_size=None, **rule)
         monkeypatch.setattr(builder, "parsed_options", lambda args=args: args)
         split = builder.build_packed_split(None)("train", prefix, "bfp", "", 1, LENGTH, 7, True)
-        assert split.sequence_index.key.name.endswith("-m3-e" if even else "-m3")
+        assert split.sequence_index.key.name.endswith(end)
+        for sample in map(train.__getitem__, range(train.samples_per_epoch)):
+            labels = sample["labels"] if targets_only else sample["text"][1:]
+            is_target = sample["loss_mask"] > 0  # all tokens differ, and follow each other in their documents
+            assert np.array_equal(labels[is_target], sample["text"][:-1][is_target] + 1)
+            assert not targets_only or np.array_equal(is_target, sample["text"][:-1] > 0)

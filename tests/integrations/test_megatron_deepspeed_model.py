@@ -85,6 +85,30 @@ def test_a_micro_batch_with_a_target_has_its_loss_whatever_carries_it(targets):
     assert mean(output) == pytest.approx(expected) and piped(losses, (None, loss_mask)) == pytest.approx(expected)
 
 
+def test_with_targets_only_labels_come_beside_the_tokens(monkeypatch):
+    text, labels = torch.arange(LENGTH + 1)[None], torch.arange(LENGTH)[None] + 100
+    data = {"text": text, "cu_seqlens": torch.tensor([cu_seqlens_of(16)]), "labels": labels}
+    data["loss_mask"] = torch.ones(1, LENGTH, dtype=torch.int64)
+    asked = []
+
+    def broadcast_data(keys, sent, datatype):
+        asked.append(list(keys))
+        return {key: data[key] for key in keys}
+
+    broadcast = model.broadcast_with_boundaries(broadcast_data)
+    monkeypatch.setattr(model, "parsed_options", lambda: SimpleNamespace(targets_only=True))
+    for sent in (data, None):  # of the first rank of a tensor-parallel group, and of the others
+        tokens_ = broadcast(["text"], sent, torch.int64)["text"].long()
+        assert torch.equal(tokens_[:, 1:].contiguous(), labels) and torch.equal(
+            tokens_[:, :-1].contiguous(), text[:, :-1]
+        )
+        make_masks(tokens_[:, :-1], 20, False, False, False)
+    assert asked == [["text", "cu_seqlens", "loss_mask", "labels"]] * 2
+    for use in (lambda: tokens_[:, :5], lambda: tokens_[0], lambda: tokens_.cuda(), lambda: tokens_[:1, 1:]):
+        with pytest.raises(IntegrationError, match="--targets-only: the script takes"):
+            use()
+
+
 def test_a_script_that_uses_batches_in_another_way_is_stopped():
     tokens = receive([(16,)], np.ones((1, LENGTH), dtype=np.int64))
     with pytest.raises(IntegrationError, match="a second batch before"):

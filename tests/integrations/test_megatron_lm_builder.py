@@ -140,17 +140,18 @@ def test_options_reach_the_config_that_takes_the_place_of_megatron_s():
     from megatron_bfp import BFPGPTDataset, BFPGPTDatasetConfig
 
     theirs = config((["text"], None), 32, gpt_dataset.GPTDatasetConfig, eod_mask_loss=True, path_to_cache="cache")
-    given = options(max_documents_per_sequence=3, even_sequences=True, padded_vocab_size=600)
+    given = options(max_documents_per_sequence=3, even_sequences=True, targets_only=True, padded_vocab_size=600)
     cls, ours = builder.packed(gpt_dataset.GPTDataset, theirs, given)
     assert cls is BFPGPTDataset and type(ours) is BFPGPTDatasetConfig
     assert (ours.max_documents_per_sequence, ours.even_sequences, ours.model_vocab_size) == (3, True, 600)
+    assert ours.targets_only
     assert (ours.sequence_length, ours.eod_mask_loss, ours.path_to_cache, ours.blend) == (
         32,
         True,
         "cache",
         theirs.blend,
     )
-    args = options(max_documents_per_sequence=5, even_sequences=False, padded_vocab_size=512)
+    args = options(max_documents_per_sequence=5, even_sequences=False, targets_only=False, padded_vocab_size=512)
     built_with = []
     initialize = builder.choose_dataset(lambda self, *arguments: built_with.extend(arguments))
     module = types.SimpleNamespace(get_args=lambda: args)
@@ -160,6 +161,7 @@ def test_options_reach_the_config_that_takes_the_place_of_megatron_s():
     cls, sizes, reads, ours = built_with
     assert (cls, sizes, reads) == (BFPGPTDataset, [1, 1, 1], builder.reads_batches)
     assert (ours.max_documents_per_sequence, ours.even_sequences, ours.model_vocab_size) == (5, False, 512)
+    assert not ours.targets_only
 
 
 def test_megatron_cores_own_calculators_are_followed():
@@ -202,7 +204,7 @@ def test_the_log_says_how_batches_are_composed(monkeypatch):
     monkeypatch.setattr(builder, "summary", lambda parts: f"{len(parts)} indexes")
     split = Packed(50)
     split.sequence_index = "index"
-    args = options(calculate_per_token_loss=True)
+    args = options(calculate_per_token_loss=True, targets_only=False)
     builder._sum_up(args, [BalancedDataset(split, 8), split, None])
     assert said == [
         "best-fit packing: train: 1 indexes, balanced inside each global batch of 8",
@@ -213,6 +215,11 @@ def test_the_log_says_how_batches_are_composed(monkeypatch):
         "best-fit packing: train: 1 indexes, balanced over every 3 global batches of 8",
         COMPOSED_BY_COST,
     ]
+    for given, warns in (({}, 1), ({"targets_only": True}, 0), ({"targets_only": True, "eod_mask_loss": True}, 1)):
+        said.clear()
+        args = options(**{"calculate_per_token_loss": False, "targets_only": False} | given)
+        builder._sum_up(args, [None] * 3)
+        assert len(said) == warns == sum("number of targets differs" in line for line in said)
 
 
 def test_a_blend_holds_whole_blocks(monkeypatch):
@@ -223,7 +230,7 @@ def test_a_blend_holds_whole_blocks(monkeypatch):
     initialize = builder.choose_dataset(lambda self, cls, asked, *others: sizes.append(asked))
     for num_batches in (1, 3):
         args = options(**OF_A_RUN | {"balance_batches": num_batches}, max_documents_per_sequence=None)
-        args.even_sequences = False
+        args.even_sequences = args.targets_only = False
         module = types.SimpleNamespace(get_args=lambda args=args: args)
         monkeypatch.setitem(sys.modules, "megatron.training.global_vars", module)
         for train_size in (80, 72, None):

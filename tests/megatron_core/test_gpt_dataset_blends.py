@@ -37,6 +37,19 @@ def test_an_exhaustive_blend_keeps_the_invariant(corpora):
     assert targets == Counter(token for document in documents for token in document[1:])
 
 
+def test_with_targets_only_every_input_of_a_blend_has_a_target(corpora):
+    blend = build([None] * 3, config((corpora[:2], None), targets_only=True))[0]
+    samples = [blend[i] for i in range(len(blend))]
+    assert all(torch.equal(sample["loss_mask"] > 0, sample["tokens"] > 0) for sample in samples)
+    inputs, targets = counts(samples)
+    documents = [IndexedDataset(prefix) for prefix in corpora[:2]]
+    documents = [d.document(i).tolist() for d in documents for i in range(d.num_documents)]
+    assert inputs == Counter(token for document in documents for token in document[:-1])
+    assert targets == Counter(token for document in documents for token in document[1:])
+    with pytest.raises(OptionError, match="documents 0 to 30 of 30, has no targets; take it out of the blend"):
+        build([None] * 3, config((corpora, None), targets_only=True))  # the third has documents of one token
+
+
 @settings(max_examples=20, deadline=None)
 @given(
     corpora=st.lists(st.lists(st.integers(0, 40), min_size=1, max_size=15).filter(any), min_size=2, max_size=4),

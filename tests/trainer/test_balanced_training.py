@@ -89,12 +89,13 @@ def test_evaluation_and_concatenation_are_not_balanced(config):
     assert not isinstance(concatenated, BalancedDataset)
 
 
-def test_even_sequences_have_an_index_of_their_own(config):
+@pytest.mark.parametrize("name, end", [("even_sequences", "-e"), ("targets_only", "-t")])
+def test_other_packings_have_an_index_of_their_own(config, name, end):
     initialize_megatron()
     for build in (build_train_dataset, build_valid_dataset):
-        for is_even in (True, False):
-            datasets = build(dataclasses.replace(config, even_sequences=is_even), Tokenizer()).datasets
-            assert all(dataset.sequence_index.path.endswith("-e") == is_even for dataset in datasets)
+        for is_on in (True, False):
+            datasets = build(dataclasses.replace(config, **{name: is_on}), Tokenizer()).datasets
+            assert all(dataset.sequence_index.path.endswith(end) == is_on for dataset in datasets)
 
 
 @pytest.mark.parametrize("balance_batches, num_workers", [(1, 0), (1, 2), (2, 0)])
@@ -236,16 +237,17 @@ def test_a_checkpoint_that_did_not_record_its_data_goes_on_in_blocks_where_one_b
     assert "samples consumed so far: 4; the run" in run_of(data, *options, "--override-checkpoint-args")[1]
 
 
-def test_even_sequences_may_not_be_switched_on_in_a_run(data, tmp_path):
+@pytest.mark.parametrize("option", ["--even-sequences", "--targets-only"])
+def test_other_packings_may_not_be_switched_on_in_a_run(data, tmp_path, option):
     run_of(data, "--save", tmp_path, "--exit-interval", 1)
     record = tmp_path / "iter_0000001" / "complete.json"
     content = json.loads(record.read_text())
     for is_recorded in (True, False):
         if not is_recorded:
-            del content["data"]["options"]["--even-sequences"]
+            del content["data"]["options"][option]
             record.write_text(json.dumps(content))
-        with pytest.raises(OptionError, match="it was saved with --even-sequences off, not on"):
-            run_of(data, "--load", tmp_path, "--even-sequences")
+        with pytest.raises(OptionError, match=f"it was saved with {option} off, not on"):
+            run_of(data, "--load", tmp_path, option)
 
 
 def test_blocks_are_compared_by_what_orders_them():

@@ -67,6 +67,7 @@ def test_a_data_path_that_is_neither_is_refused(data_path):
         "--override-checkpoint-args",
         "--data-impl mmap --max-documents-per-sequence 3",
         "--data-impl mmap --even-sequences",
+        "--data-impl mmap --targets-only",
         "--data-impl mmap --balance-batches 2",
         "--balance-batches -1",
         "--zero-stage 7",
@@ -84,7 +85,11 @@ def test_bad_options_name_themselves(text):
 def test_concatenation_takes_what_balances_nothing_and_refuses_the_rest_by_name():
     for text in ("", "--balance-batches 0", "--balance-batches 1"):
         assert options_of(f"--data-impl mmap {text}").data_impl == "mmap"
-    for text, named in (("--even-sequences", "--even-sequences"), ("--balance-batches 2", "--balance-batches above 1")):
+    for text, named in (
+        ("--even-sequences",) * 2,
+        ("--targets-only",) * 2,
+        ("--balance-batches 2", "--balance-batches above 1"),
+    ):
         with pytest.raises(OptionError, match=f"^{named} needs --data-impl bfp"):
             options_of(f"--data-impl mmap {text}")
         assert options_of(text).data_impl == "bfp"

@@ -47,6 +47,7 @@ def build_packed_splits(_: Callable) -> Callable:
             is_in_blend=len(args.data_path) > 1,
             vocab_size=args.padded_vocab_size,
             even_sequences=args.even_sequences,
+            targets_only=args.targets_only,
         )
 
     return build
@@ -76,6 +77,7 @@ def build_packed_split(_: Callable) -> Callable:
             max_documents_per_sequence=args.max_documents_per_sequence,
             cache_path=data_cache_path,
             even_sequences=args.even_sequences,
+            targets_only=args.targets_only,
             progress=log_progress(logger),
         )
         packed = build_dataset(packed_split, num_samples, seed, args.padded_vocab_size)

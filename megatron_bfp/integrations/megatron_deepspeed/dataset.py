@@ -27,6 +27,7 @@ class PackedDataset:
     - ``text`` [L + 1]: the tokens, and after them the last label. Megatron-DeepSpeed takes ``text[:-1]`` as tokens and
       ``text[1:]`` as labels, which is right wherever there is a target: the only chunks that their document goes on
       after are those of L tokens, and what follows such a chunk is the last label.
+    - ``labels`` [L]: with targets only, where each chunk's last label is not in ``text``.
     - ``cu_seqlens`` [L + 1]: as in ``samples.Sample``.
     - ``loss_mask`` [L]: 1 where there is a target, else 0.
 
@@ -79,11 +80,12 @@ class PackedDataset:
             raise IndexError(f"{dataset.prefix}: sample {idx} is not in [0, {len(self)})")
         chunks = self.packed_split.chunk_spans(idx, self.seed)
         sample = build_sample(dataset, chunks, self.sequence_index.key.seq_length, vocab_size=self.vocab_size)
-        return {
+        arrays = {
             "text": np.append(sample.tokens, sample.labels[-1]),
             "cu_seqlens": sample.cu_seqlens.astype(np.int64),
             "loss_mask": sample.loss_mask.astype(np.int64),
         }
+        return arrays | {"labels": sample.labels} if self.sequence_index.key.targets_only else arrays
 
 
 def build_splits(
@@ -97,6 +99,7 @@ def build_splits(
     is_in_blend: bool = False,
     vocab_size: int | None = None,
     even_sequences: bool = False,
+    targets_only: bool = False,
 ) -> tuple[PackedDataset | None, PackedDataset | None, PackedDataset | None]:
     """The train, valid and test datasets of one prefix.
 
@@ -106,6 +109,7 @@ def build_splits(
         is_in_blend: a split without tokens is an error, as blends have a weight for every dataset.
         vocab_size: rows of the model's embedding; None to take any id.
         even_sequences: whether sequences get about equally many documents.
+        targets_only: whether the last token of each document is left out of the inputs.
 
     Returns:
         None for a split without a share or without tokens.
@@ -125,6 +129,7 @@ def build_splits(
             max_documents_per_sequence,
             cache_path,
             even_sequences=even_sequences,
+            targets_only=targets_only,
             progress=log_progress(logger),
         )
         if is_in_blend and packed_split is not None and not len(packed_split):
@@ -147,6 +152,6 @@ def build_dataset(
     if not len(packed_split):
         key = packed_split.index.key
         where = packed_split.dataset.prefix, key.first_document, key.end_document
-        logger.warning("%s: documents %d to %d have no tokens", *where)
+        logger.warning("%s: documents %d to %d have no %s", *where, packed_split.packed_in_words)
         return None
     return PackedDataset(packed_split, num_samples, seed, vocab_size)

@@ -105,6 +105,41 @@ def micro_batch_of(tensor: Any) -> MicroBatch:
     return latest
 
 
+class TokensAndLabels:
+    """A batch's ``text`` with targets only, where the label of a document's last input is not the next input.
+
+    Scripts take tokens and labels as slices of ``text``. This gives both slices, and refuses everything else.
+
+    Args:
+        text: int64 [b, L + 1], the tokens and one more.
+        labels: int64 [b, L].
+    """
+
+    def __init__(self, text: Tensor, labels: Tensor) -> None:
+        self._tokens, self._labels = text[:, :-1], labels
+
+    def long(self) -> "TokensAndLabels":
+        """This: its tensors are int64."""
+        return self
+
+    def __getitem__(self, index: Any) -> Tensor:
+        """The tokens for ``[:, :-1]``, the labels for ``[:, 1:]``.
+
+        Raises:
+            IntegrationError: something else is asked for.
+        """
+        if index == (slice(None), slice(None, -1)):
+            return self._tokens
+        if index == (slice(None), slice(1, None)):
+            return self._labels
+        raise IntegrationError(
+            "--targets-only: the script takes tokens and labels in another way than text[:, :-1] and text[:, 1:]"
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        raise IntegrationError(f"--targets-only: the script takes its tokens and labels by text.{name}")
+
+
 class _Pending:
     """What ``broadcast_data`` received for the masks that are made next in the same ``get_batch``; taken once."""
 
@@ -141,8 +176,11 @@ def broadcast_with_boundaries(broadcast_data: Callable) -> Callable:
             raise IntegrationError(f"--data-impl bfp is for GPT batches with the key 'text', the script wants {keys}")
         if data is not None and not set(BATCH_KEYS) <= data.keys():
             raise IntegrationError("the script makes its own samples instead of using build_train_valid_test_datasets")
-        batch = broadcast_data(BATCH_KEYS, data, datatype)
+        has_labels = parsed_options().targets_only if data is None else "labels" in data
+        batch = broadcast_data([*BATCH_KEYS, "labels"] if has_labels else BATCH_KEYS, data, datatype)
         _pending.put(batch.pop("cu_seqlens"), batch.pop("loss_mask"))
+        if has_labels:
+            batch["text"] = TokensAndLabels(batch["text"], batch.pop("labels"))
         return batch
 
     return broadcast

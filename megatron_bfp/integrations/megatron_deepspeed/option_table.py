@@ -42,6 +42,12 @@ OPTIONS: tuple[Row, ...] = (
         shown_by=(_BALANCE + "test_the_option_of_even_sequences_arrives",),
     ),
     Works(
+        options=("--targets-only",),
+        is_new=True,
+        how="[no position without a target](training.md#no-position-without-a-target)",
+        shown_by=(_TESTS + "test_the_first_loss_is_that_of_the_chunks_alone",),
+    ),
+    Works(
         options=("--seq-length",),
         how="up to 16,777,216",
         shown_by=("tests/guarantees/test_seq_length_limit.py::test_fault_B09_the_longest_is_taken",),

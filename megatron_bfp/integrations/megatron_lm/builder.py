@@ -53,7 +53,7 @@ def packed(cls: type, config: Any, args: argparse.Namespace) -> tuple[type, Any]
         )
     settings = {field.name: getattr(config, field.name) for field in fields(config) if field.init}
     settings["max_documents_per_sequence"] = args.max_documents_per_sequence
-    settings["even_sequences"] = args.even_sequences
+    settings["even_sequences"], settings["targets_only"] = args.even_sequences, args.targets_only
     settings["model_vocab_size"] = getattr(args, "padded_vocab_size", None)  # rows of the embedding
     settings["context_parallel_size"] = 1  # core would align documents for it; attention needs none of that
     return BFPGPTDataset, BFPGPTDatasetConfig(**settings)
@@ -132,7 +132,8 @@ def _sum_up(args: argparse.Namespace, datasets: list[Any]) -> None:
             say(f"best-fit packing: {name}: {summary(parts)}{order_in_words(dataset)}")
         if is_composed_by_cost(dataset):
             say(COMPOSED_BY_COST)
-    if not args.calculate_per_token_loss:
+    has_equal_targets = args.targets_only and not getattr(args, "eod_mask_loss", False)  # up to padding
+    if not args.calculate_per_token_loss and not has_equal_targets:
         say(
             "best-fit packing: the number of targets differs between micro-batches; with --calculate-per-token-loss "
             "each target counts the same"

@@ -59,6 +59,12 @@ OPTIONS: tuple[Row, ...] = (
         how="about as many documents in every sequence, without padding",
         shown_by=(_BALANCE + "test_the_option_of_even_sequences_arrives",),
     ),
+    Works(
+        options=("--targets-only",),
+        is_new=True,
+        how="[no position without a target](training.md#no-position-without-a-target)",
+        shown_by=(_TESTS + "test_the_first_loss_is_that_of_the_chunks_alone",),
+    ),
     NotNeeded(
         options=("--per-dataset-sequences-path",),
         why="counts come from the .idx itself, which is opened in constant time",
