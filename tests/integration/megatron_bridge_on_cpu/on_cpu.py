@@ -11,8 +11,11 @@ import torch
 
 no_transformer_engine.install()
 import megatron.bridge  # noqa: F401  # looks for a GPU itself while it is imported
+import megatron.core
 from megatron.core.datasets import utils
 
 utils.compile_helpers = lambda: None  # its wheel has them compiled, and no Makefile
 cuda_on_cpu.install()
 torch.cuda.random.get_rng_state = lambda *_, **__: torch.cuda.get_rng_state()  # weights are drawn "on the GPU"
+
+VERSIONS = {"megatron-bridge": megatron.bridge.__version__, "megatron-core": megatron.core.__version__}

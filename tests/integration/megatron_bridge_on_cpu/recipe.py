@@ -31,6 +31,7 @@ def small_recipe(overrides):
         transformer_layer_spec=packed,
         use_cpu_initialization=True,
         calculate_per_token_loss=True,
+        init_method_std=0.2,  # large enough for attention to matter
         **dict.fromkeys(FUSIONS, False),
     )
     cfg.tokenizer.tokenizer_type, cfg.tokenizer.vocab_size = "NullTokenizer", 600
