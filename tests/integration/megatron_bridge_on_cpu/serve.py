@@ -12,18 +12,17 @@ import sys
 import tempfile
 import time
 
-REPLIES = os.fdopen(os.dup(1), "w")
-os.dup2(2, 1)  # from now on, only replies go to the old standard output
-
-import on_cpu
-import watched
-
 
 def serve() -> None:
-    """Answer until standard input ends."""
-    print(json.dumps(on_cpu.VERSIONS), file=REPLIES, flush=True)
+    """Answer until standard input ends. The first line says which versions run."""
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # from now on, only replies go to the old standard output
+    import on_cpu  # not at the top: Megatron-Bridge starts processes that execute this file again
+    import watched  # noqa: F401
+
+    print(json.dumps(on_cpu.VERSIONS), file=replies, flush=True)
     for line in sys.stdin:
-        print(json.dumps(run(json.loads(line))), file=REPLIES, flush=True)
+        print(json.dumps(run(json.loads(line))), file=replies, flush=True)
 
 
 def run(job: dict) -> dict:
@@ -51,6 +50,10 @@ def run(job: dict) -> dict:
 
 def fork(job: dict, rank: int, output: int) -> int:
     """Start a rank; returns its process id."""
+    import watched
+
+    sys.stdout.flush()
+    sys.stderr.flush()
     process = os.fork()
     if process:
         return process
@@ -73,4 +76,5 @@ def fork(job: dict, rank: int, output: int) -> int:
         os._exit(status)
 
 
-serve()
+if __name__ == "__main__":
+    serve()

@@ -141,6 +141,12 @@ def sum_of_losses(model, part, ends):
     return float((losses.float() * part["loss_mask"]).sum())
 
 
+def unaware(cfg):
+    """The attention works without boundaries, too, as Transformer Engine's does."""
+    cfg.model.transformer_layer_spec = layer_spec.like_transformer_engine
+    return forward_step
+
+
 def lose(cfg):
     """Lose the boundaries between the batch and the model on the last rank; the attention would not notice."""
     cfg.model.transformer_layer_spec = layer_spec.like_transformer_engine
@@ -154,7 +160,7 @@ def lose(cfg):
     return forward_step
 
 
-WATCHES = {"plain": plain, "batches": batches, "alone": alone, "lose": lose}
+WATCHES = {"plain": plain, "batches": batches, "alone": alone, "unaware": unaware, "lose": lose}
 
 
 def train(job):
