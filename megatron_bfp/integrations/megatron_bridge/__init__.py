@@ -14,7 +14,7 @@ try:
     import megatron.bridge  # noqa: F401
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-        f"{__name__} needs Megatron-Bridge 0.6.2 or later, and its import says: {error}. Install it as its README says, "
+        f"{__name__} needs Megatron-Bridge 0.6.2 or later, whose import says: {error}. Install it as its README says, "
         "or use NVIDIA's container; see docs/megatron-bridge.md",
         name=error.name,
     ) from error

@@ -5,13 +5,14 @@ from collections.abc import Callable
 from typing import Any
 
 from megatron.bridge.data import loaders
-from megatron.bridge.training import config, train
+from megatron.bridge.training import checkpointing, config, train
 from megatron.bridge.utils import instantiate_utils
 
 from ...attention.boundary_check import BoundaryCheck
 from ...errors import UnsupportedMegatronError
 from ..hooks import replace
 from ..megatron_lm.first_step import watch
+from ..refusals import print_refusals_in_one_line
 from . import options
 from .provider import BFPDatasetProvider
 
@@ -33,8 +34,10 @@ def make() -> None:
         replace(config.ConfigContainer, "validate", "self", check_recipe)
         replace(loaders, "build_train_valid_test_data_loaders", OF_LOADERS, begin_at_the_resumed_sample)
         replace(train, "train_step", OF_STEP, check_first_step)
+        replace(checkpointing, "read_run_config", "run_config_filename", keep_what_is_read)
     except UnsupportedMegatronError as error:
         raise options.unsupported(str(error)) from None
+    print_refusals_in_one_line()
     instantiate_utils.register_allowed_target_prefix(BFPDatasetProvider.__module__)
 
 
@@ -50,6 +53,23 @@ def check_recipe(validate: Callable) -> Callable:
     return check_and_validate
 
 
+_of_the_checkpoint: dict[str, Any] = {}
+"""The recipe that is stored in the checkpoint that was loaded, as Megatron-Bridge read it."""
+
+
+def keep_what_is_read(read_run_config: Callable) -> Callable:
+    """The function that reads the recipe in a checkpoint, which also keeps it for us."""
+
+    @functools.wraps(read_run_config)
+    def read_and_keep(run_config_filename: str) -> dict[str, Any]:
+        run_config = read_run_config(run_config_filename)
+        _of_the_checkpoint.clear()
+        _of_the_checkpoint.update(run_config)
+        return run_config
+
+    return read_and_keep
+
+
 def begin_at_the_resumed_sample(build_loaders: Callable) -> Callable:
     """The function that builds loaders, before which our dataset learns where the run begins."""
 
@@ -57,7 +77,7 @@ def begin_at_the_resumed_sample(build_loaders: Callable) -> Callable:
     def begin_and_build(cfg: Any, train_state: Any, *others: Any, **keywords: Any) -> Any:
         if isinstance(cfg.dataset, BFPDatasetProvider):
             group = keywords["dp_group"] if "dp_group" in keywords else others[1]
-            cfg.dataset.begin(cfg, train_state, group.size())
+            cfg.dataset.begin(cfg, train_state, group.size(), _of_the_checkpoint)
         return build_loaders(cfg, train_state, *others, **keywords)
 
     return begin_and_build
@@ -83,8 +103,6 @@ def check_first_step(train_step: Callable) -> Callable:
             dataset._is_checked = True
             check = BoundaryCheck(model, dataset.seq_length, groups.dp.rank(), groups.pp.rank())
             forward_backward = watch(forward_backward, check)
-        return train_step(
-            forward_step, batches, model, optimizer, scheduler, state, groups, forward_backward, *others
-        )
+        return train_step(forward_step, batches, model, optimizer, scheduler, state, groups, forward_backward, *others)
 
     return check_and_step

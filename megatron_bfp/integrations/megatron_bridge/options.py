@@ -1,5 +1,6 @@
 """What a Megatron-Bridge configuration may ask for with packed samples."""
 
+from argparse import Namespace
 from typing import Any
 
 from megatron.bridge import __version__
@@ -7,6 +8,7 @@ from megatron.bridge.training import gpt_step
 from megatron.bridge.training.config import GPTDatasetConfig, GPTFIMDatasetConfig, MockGPTDatasetConfig
 
 from ...errors import OptionError, UnsupportedMegatronError
+from ..balance import batches_of, check_resume, num_batches_of
 
 OLDEST = "0.6.2"
 
@@ -98,12 +100,13 @@ def check_run(cfg: Any) -> None:
 
 
 def _check_context_parallelism(cfg: Any) -> None:
-    sizes = {
+    sizes: dict[str, int | None] = {
         "model.context_parallel_size": getattr(cfg.model, "context_parallel_size", 1),
         "dist.eval_context_parallel_size": getattr(cfg.dist, "eval_context_parallel_size", None),
     }
     for name, size in sizes.items():
-        if (size or 1) > 1:
+        size = size or 1
+        if size > 1:
             raise OptionError(
                 f"{name} {size} cannot be used with packed samples: Megatron-Bridge splits each document over the "
                 f"ranks, and expects documents whose lengths are multiples of {2 * size}; set it to 1"
@@ -141,3 +144,26 @@ def _check_micro_batches(cfg: Any) -> None:
             "train.micro_batch_size 1: Megatron-Bridge exchanges shapes between stages only if training has several "
             "rows; set it to 1"
         )
+
+
+def check_continuation(before: dict[str, Any], run: Namespace) -> None:
+    """Refuse a resume in which sequences would be lost and others shown twice.
+
+    Args:
+        before: the recipe in the checkpoint, as Megatron-Bridge reads it from run_config.yaml.
+        run: what the order of samples depends on now, as ``integrations.balance`` takes it.
+
+    Raises:
+        OptionError: it would be such a resume.
+    """
+    dataset, train = before.get("dataset", {}), before.get("train", {})
+    was_packed = str(dataset.get("_target_")).endswith(".BFPDatasetProvider")
+    of_before = Namespace(
+        data_impl="bfp" if was_packed else None,
+        balance_batches=dataset.get("balance_batches", 0),
+        global_batch_size=train.get("global_batch_size", run.global_batch_size),
+        micro_batch_size=train.get("micro_batch_size", run.micro_batch_size),
+        data_parallel_size=dataset.get("data_parallel_size", 1) if was_packed else run.data_parallel_size,
+    )
+    if max(num_batches_of(of_before), num_batches_of(run)) > 1:
+        check_resume(batches_of(of_before), batches_of(run), run.consumed_train_samples)

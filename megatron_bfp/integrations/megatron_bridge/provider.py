@@ -36,6 +36,9 @@ class BFPDatasetProvider(BFPGPTDatasetConfig, DatasetProvider):
     seq_length: int = field(kw_only=True)
     """Tokens of a sample."""
 
+    dataloader_type: Any = field(default=None, kw_only=True)
+    """None or ``single``: samples in the order of the dataset."""
+
     data_path: str | list[str] | None = None
     """Prefixes of the data, with weights before them or without; an alternative to ``blend``."""
 
@@ -44,7 +47,7 @@ class BFPDatasetProvider(BFPGPTDatasetConfig, DatasetProvider):
     many global batches together; which samples share a batch then depends on their work."""
 
     skip_getting_attention_mask_from_dataset: ClassVar[bool] = False
-    """Megatron-Bridge asks this before it lets pipeline stages in the middle read batches, which have the boundaries."""
+    """If it is False, Megatron-Bridge lets middle pipeline stages read batches, too, which have the boundaries."""
 
     enable_in_batch_packing: bool = field(init=False, default=False)
     """Whether pipeline stages exchange shapes, which they must if several rows are joined."""
@@ -77,7 +80,9 @@ class BFPDatasetProvider(BFPGPTDatasetConfig, DatasetProvider):
         """
         options.check_kind(dataset)
         known = {of.name for of in fields(cls) if of.init}
-        values = {of.name: getattr(dataset, of.name, None) for of in fields(dataset) if of.name in known}
+        values: dict[str, Any] = {
+            of.name: getattr(dataset, of.name, None) for of in fields(dataset) if of.name in known
+        }
         values |= {
             "create_attention_mask": False,  # attention takes its boundaries from the batch
             "max_documents_per_sequence": max_documents_per_sequence,
@@ -97,8 +102,9 @@ class BFPDatasetProvider(BFPGPTDatasetConfig, DatasetProvider):
         """
         self.sequence_length = self.seq_length
         self.dataloader_type = self.dataloader_type or "single"
-        if self.data_path is not None and self.blend is None:
-            self.blend = get_blend_from_list(self.data_path.split() if isinstance(self.data_path, str) else self.data_path)
+        if self.data_path is not None and not self.blend:
+            paths = self.data_path.split() if isinstance(self.data_path, str) else list(self.data_path)
+            self.blend: Any = get_blend_from_list(paths)
         options.check_dataset(self)
         check_balance_batches(self)
         DataloaderConfig.finalize(self)
@@ -116,13 +122,17 @@ class BFPDatasetProvider(BFPGPTDatasetConfig, DatasetProvider):
         check_balance_batches(Namespace(balance_batches=self.balance_batches, **vars(cfg.train)))
         self.enable_in_batch_packing = cfg.train.micro_batch_size > 1
 
-    def begin(self, cfg: Any, train_state: Any, data_parallel_size: int) -> None:
+    def begin(self, cfg: Any, train_state: Any, data_parallel_size: int, before: dict[str, Any]) -> None:
         """Take what is known when training is about to begin.
 
         Args:
             cfg: as ``fit``'s, validated.
             train_state: Megatron-Bridge's, with the samples consumed so far.
             data_parallel_size: ranks among which the samples of a global batch are divided.
+            before: the recipe in the checkpoint that was loaded; empty without one.
+
+        Raises:
+            OptionError: the batches of before cannot be continued with these settings.
         """
         self._is_checked = False
         self.data_parallel_size = data_parallel_size
@@ -137,6 +147,8 @@ class BFPDatasetProvider(BFPGPTDatasetConfig, DatasetProvider):
             consumed_valid_samples=train_state.consumed_valid_samples,
             is_per_token=getattr(cfg.model, "calculate_per_token_loss", False),
         )
+        if before and train_state.consumed_train_samples:
+            options.check_continuation(before, self._run)
 
     def build_datasets(self, context: DatasetBuildContext) -> tuple[Any, Any, Any]:
         """Open the splits, or build the indexes that are missing, on all ranks; rank 0 prints a line on each.

@@ -70,6 +70,14 @@ class Bridge:
         self.process.wait(30)
 
 
+@pytest.fixture(scope="session")
+def bridge():
+    """Started once for all tests."""
+    process = Bridge()
+    yield process
+    process.end()
+
+
 def samples_in_order(batches):
     """The digests of the samples that a run read, by sample number; each was read once on each pipeline stage."""
     samples = {}

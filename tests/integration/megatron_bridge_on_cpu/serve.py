@@ -1,6 +1,6 @@
 """Runs of Megatron-Bridge's pretrain on the CPU, one after the other: a line of JSON on standard input starts one.
 
-    {"what": "plain", "ranks": 2, "port": 23456, "folder": "/corpus", "overrides": ["train.train_iters=3"], "options": {}}
+    {"what": "plain", "ranks": 2, "port": 2345, "folder": "/data", "overrides": ["train.train_iters=3"], "options": {}}
 
 The reply is a line of JSON with the exit status and all output. The ranks of each run are forks of this process: to
 import Megatron-Bridge takes 10 s of CPU. ``what`` names a function in ``watched.py``.

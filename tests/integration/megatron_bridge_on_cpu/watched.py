@@ -1,9 +1,10 @@
-"""Megatron-Bridge's pretrain with a look at what it does. ``train`` runs it with one of the functions in ``WATCHES``."""
+"""Megatron-Bridge's pretrain with a look at what it does: ``train`` runs it with a function in ``WATCHES``."""
 
 import hashlib
 import itertools
 import json
 import os
+from collections import Counter
 
 import layer_spec
 import torch
@@ -18,6 +19,7 @@ from recipe import small_recipe
 from megatron_bfp.integrations.megatron_bridge import BFPDatasetProvider
 
 NAMES = ("tokens", "labels", "loss_mask", "attention_mask", "position_ids")
+LENGTH = 128
 
 
 def say(name, **values):
@@ -36,73 +38,75 @@ def batches(cfg):
     The samples are those that a reader of the whole order would expect: micro-batch k of a step, of data-parallel rank
     r, begins at sample ``consumed + (k * ranks + r) * micro-batch size``.
     """
-    datasets, metadata = [], []
-    counts, consumed = {}, None
-    build = cfg.dataset.build_datasets
-    get_batch, get_packed_seq_params = gpt_step.get_batch, gpt_step.get_packed_seq_params
-
-    def build_and_keep(context):
-        datasets[:] = build(context)
-        return tuple(datasets)
-
-    def get_and_keep(*arguments, vp_stage=None, **keywords):
-        batch = get_batch(*arguments, vp_stage=vp_stage, **keywords)
-        metadata[:] = [batch, vp_stage]
-        return batch
-
-    def get_params_and_say(values):
-        params = get_packed_seq_params(values)
-        batch, vp_stage = metadata
-        say("batch", **compare(batch, params, vp_stage))
-        return params
-
-    def compare(batch, params, vp_stage):
-        size, ranks = cfg.train.micro_batch_size, parallel_state.get_data_parallel_world_size()
-        number = counts[vp_stage] = counts.get(vp_stage, -1) + 1
-        first = consumed + (number * ranks + parallel_state.get_data_parallel_rank()) * size
-        samples = [datasets[0][first + row] for row in range(size)]
-        expected = rows_of(samples)
-        given = dict(zip(NAMES, batch, strict=False))
-        return {
-            "stage": [parallel_state.get_pipeline_model_parallel_rank(), vp_stage],
-            "first": first,
-            "digests": [hashlib.sha256(sample["tokens"].numpy().tobytes()).hexdigest()[:16] for sample in samples],
-            "given": [name for name in NAMES if given[name] is not None],
-            "differ": [name for name, tensor in given.items() if tensor is not None and not same(tensor, expected[name])],
-            "boundaries": params.cu_seqlens_q.tolist() == params.cu_seqlens_kv.tolist() == expected["boundaries"],
-            "rows_alone": params.cu_seqlens_q.tolist() == list(range(0, size * 128 + 1, 128)),
-            "longest": params.max_seqlen_q == params.max_seqlen_kv == max(map(difference, pairs(expected["boundaries"]))),
-            "total_tokens": params.total_tokens,
-        }
+    watch = Batches(cfg)
+    gpt_step.get_batch, gpt_step.get_packed_seq_params = watch.get_batch, watch.get_packed_seq_params
+    cfg.dataset.build_datasets = watch.build_datasets
 
     def step(state: GlobalState, data_iterator, model, return_schedule_plan: bool = False):
-        nonlocal consumed
-        if consumed != state.train_state.consumed_train_samples:
-            consumed = state.train_state.consumed_train_samples
-            counts.clear()
+        watch.begin(state.train_state.consumed_train_samples)
         return forward_step(state, data_iterator, model, return_schedule_plan)
 
-    if isinstance(cfg.dataset, BFPDatasetProvider):
-        cfg.dataset.build_datasets = build_and_keep
-        gpt_step.get_batch, gpt_step.get_packed_seq_params = get_and_keep, get_params_and_say
     return step
 
 
-def rows_of(samples):
-    """What a micro-batch must hold, from its samples one by one."""
-    rows = {name: torch.cat([sample[name] for sample in samples])[None] for name in samples[0] if name in NAMES}
+class Batches:
+    """Replacements for functions that a forward step calls one after the other, and what they saw."""
+
+    def __init__(self, cfg):
+        self.size = cfg.train.micro_batch_size
+        self.originals = cfg.dataset.build_datasets, gpt_step.get_batch, gpt_step.get_packed_seq_params
+        self.consumed, self.counts = None, Counter()
+
+    def begin(self, consumed):
+        if consumed != self.consumed:
+            self.consumed, self.counts = consumed, Counter()
+
+    def build_datasets(self, context):
+        datasets = self.originals[0](context)
+        self.samples = datasets[0]
+        return datasets
+
+    def get_batch(self, *arguments, vp_stage=None, **keywords):
+        self.batch = self.originals[1](*arguments, vp_stage=vp_stage, **keywords)
+        self.vp_stage = vp_stage
+        return self.batch
+
+    def get_packed_seq_params(self, values):
+        params = self.originals[2](values)
+        rank, ranks = parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size()
+        first = self.consumed + (self.counts[self.vp_stage] * ranks + rank) * self.size
+        self.counts[self.vp_stage] += 1
+        samples = [self.samples[first + row] for row in range(self.size)]
+        stage = [parallel_state.get_pipeline_model_parallel_rank(), self.vp_stage]
+        given = {name: tensor for name, tensor in zip(NAMES, self.batch, strict=False) if tensor is not None}
+        say("batch", stage=stage, first=first, digests=list(map(digest, samples)), **compare(given, params, samples))
+        return params
+
+
+def compare(given, params, samples):
+    """Whether the tensors of a micro-batch and its boundaries are those of its samples."""
     ends = [0]
     for row, sample in enumerate(samples):
-        ends += [end + row * 128 for end in dict.fromkeys(sample["cu_seqlens"].tolist()) if end]
-    return rows | {"boundaries": ends}
+        ends += [end + row * LENGTH for end in dict.fromkeys(sample["cu_seqlens"].tolist()) if end]
+    longest = max(map(difference, itertools.pairwise(ends)))
+    numbers = [number for number, pair in enumerate(itertools.pairwise(ends)) for _ in range(difference(pair))]
+    return {
+        "given": list(given),
+        "differ": [name for name, tensor in given.items() if not same(tensor, [one[name] for one in samples])],
+        "boundaries": params.cu_seqlens_q.tolist() == params.cu_seqlens_kv.tolist() == ends,
+        "rows_alone": params.cu_seqlens_q.tolist() == list(range(0, ends[-1] + 1, LENGTH)),
+        "longest": params.max_seqlen_q == params.max_seqlen_kv == longest,
+        "numbered": params.seq_idx is not None and params.seq_idx.flatten().tolist() == numbers,
+    }
 
 
-def same(tensor, expected):
-    return tensor.dtype == expected.dtype and torch.equal(tensor, expected)
+def digest(sample):
+    return hashlib.sha256(sample["tokens"].numpy().tobytes()).hexdigest()[:16]
 
 
-def pairs(ends):
-    return itertools.pairwise(ends)
+def same(tensor, rows):
+    joined = torch.cat(rows)[None]
+    return tensor.dtype == joined.dtype and torch.equal(tensor, joined)
 
 
 def difference(pair):
@@ -117,10 +121,10 @@ def alone(cfg):
         batch = next(data_iterator)
         ends = batch["cu_seqlens_q"].tolist()
         total = 0.0
-        for start, end in pairs(ends):
+        for start, end in itertools.pairwise(ends):
             part = {name: batch[name][:, start:end] for name in ("tokens", "labels", "loss_mask")}
             total += sum_of_losses(model, part, [0, end - start])
-        crossed = sum_of_losses(model, batch, list(range(0, ends[-1] + 1, 128)))
+        crossed = sum_of_losses(model, batch, list(range(0, ends[-1] + 1, LENGTH)))
         output, loss_function = forward_step(state, iter([batch]), model, return_schedule_plan)
         loss, num_targets, _ = loss_function(output)
         targets = float(batch["loss_mask"].sum())
@@ -133,7 +137,7 @@ def alone(cfg):
 def sum_of_losses(model, part, ends):
     """The sum of the losses of a row at its targets, with chunks that end there."""
     cu_seqlens = torch.tensor(ends, dtype=torch.int32)
-    longest = max(map(difference, pairs(ends)))
+    longest = max(map(difference, itertools.pairwise(ends)))
     boundaries = PackedSeqParams("thd", cu_seqlens, cu_seqlens, max_seqlen_q=longest, max_seqlen_kv=longest)
     positions = torch.arange(part["tokens"].shape[1])[None]
     with torch.no_grad():
