@@ -202,6 +202,12 @@ def test_an_id_outside_the_vocabulary_is_refused_before_training(bridge, corpus)
     assert status and "data_text_document" in output and "iteration        1/" not in output
 
 
+def test_the_example_trains(bridge, corpus):
+    steps, output = bridge.train(corpus, what="example")
+    assert len(steps) == 5 and SEEN in output
+    assert "data_text_document.bfp/s128-d0-907-e " in output
+
+
 def test_published_recipes():
     command = [PYTHON, str(ROOT / "tests/integration/published_bridge_recipes.py"), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, env=environment())

@@ -48,6 +48,7 @@ class Bridge:
     def launch(self, corpus, *overrides, what="plain", ranks=1, **options):
         """The exit status and output of a run; ``options=None`` leaves Megatron-Bridge its own dataset."""
         job = {"what": what, "ranks": ranks, "port": free_port(), "folder": str(corpus), "overrides": overrides}
+        job["root"] = str(ROOT)
         job["options"] = options.pop("options", options)
         self.process.stdin.write(json.dumps(job) + "\n")
         self.process.stdin.flush()

@@ -10,15 +10,22 @@ FUSIONS = ("bias_activation_fusion", "bias_dropout_fusion", "masked_softmax_fusi
 FUSIONS += ("gradient_accumulation_fusion", "cross_entropy_loss_fusion", "persist_layer_norm")
 
 
+SIZES = {
+    "num_layers": 4,
+    "hidden_size": 64,
+    "ffn_hidden_size": 128,
+    "num_attention_heads": 4,
+    "num_query_groups": 2,
+    "kv_channels": 16,
+    "seq_length": 128,
+}
+
+
 def small_recipe(overrides):
     """The configuration, with Megatron-Bridge's own dataset."""
     cfg = _pretrain_common()
     cfg.model = GPTModelProvider(
-        num_layers=4,
-        hidden_size=64,
-        num_attention_heads=4,
-        num_query_groups=2,
-        ffn_hidden_size=128,
+        **SIZES,
         gated_linear_unit=True,
         activation_func=torch.nn.functional.silu,
         normalization="RMSNorm",
@@ -27,13 +34,19 @@ def small_recipe(overrides):
         share_embeddings_and_output_weights=False,
         attention_dropout=0.0,
         hidden_dropout=0.0,
-        seq_length=128,
-        transformer_layer_spec=packed,
-        use_cpu_initialization=True,
         calculate_per_token_loss=True,
         init_method_std=0.2,  # large enough for attention to matter
-        **dict.fromkeys(FUSIONS, False),
     )
+    return process_config_with_overrides(for_cpu(cfg), cli_overrides=overrides)
+
+
+def for_cpu(cfg):
+    """A recipe, small and without what needs a GPU."""
+    for name, size in SIZES.items():
+        setattr(cfg.model, name, size)
+    for name in FUSIONS:
+        setattr(cfg.model, name, False)
+    cfg.model.transformer_layer_spec = packed
     cfg.tokenizer.tokenizer_type, cfg.tokenizer.vocab_size = "NullTokenizer", 600
     cfg.dataset.seq_length, cfg.dataset.num_workers = 128, 0
     cfg.dataset.data_path, cfg.dataset.split = "data_text_document", "90,5,5"
@@ -47,5 +60,4 @@ def small_recipe(overrides):
     cfg.ddp.overlap_grad_reduce = cfg.ddp.overlap_param_gather = cfg.ddp.average_in_collective = False
     cfg.ddp.use_distributed_optimizer = cfg.optimizer.use_distributed_optimizer = False
     cfg.optimizer.bf16 = False
-    cfg.rerun_state_machine.check_for_nan_in_loss = True
-    return process_config_with_overrides(cfg, cli_overrides=overrides)
+    return cfg

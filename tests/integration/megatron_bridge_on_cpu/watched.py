@@ -4,6 +4,7 @@ import hashlib
 import itertools
 import json
 import os
+import runpy
 from collections import Counter
 
 import layer_spec
@@ -14,7 +15,7 @@ from megatron.bridge.training.pretrain import pretrain
 from megatron.bridge.training.state import GlobalState
 from megatron.core import parallel_state
 from megatron.core.packed_seq_params import PackedSeqParams
-from recipe import small_recipe
+from recipe import for_cpu, small_recipe
 
 from megatron_bfp.integrations.megatron_bridge import BFPDatasetProvider
 
@@ -168,7 +169,11 @@ WATCHES = {"plain": plain, "batches": batches, "alone": alone, "unaware": unawar
 
 
 def train(job):
-    """Run a job, as ``serve.py`` describes it. Without "options", Megatron-Bridge's own dataset is left in place."""
+    """Run a job, as ``serve.py`` describes it. "example" is the recipe in examples/. Without "options", the small recipe
+    keeps Megatron-Bridge's own dataset."""
+    if job["what"] == "example":
+        example = runpy.run_path(f"{job['root']}/examples/megatron_bridge/pretrain.py")
+        return pretrain(for_cpu(example["llama_1b_pretrain_config"]()), forward_step)
     cfg = small_recipe(job["overrides"])
     if job["options"] is not None:
         cfg.dataset = BFPDatasetProvider.of(cfg.dataset, **job["options"])
