@@ -169,8 +169,8 @@ WATCHES = {"plain": plain, "batches": batches, "alone": alone, "unaware": unawar
 
 
 def train(job):
-    """Run a job, as ``serve.py`` describes it. "example" is the recipe in examples/. Without "options", the small recipe
-    keeps Megatron-Bridge's own dataset."""
+    """Run a job, as ``serve.py`` describes it. "example" is the recipe in examples/. Without "options", the small
+    recipe keeps Megatron-Bridge's own dataset."""
     if job["what"] == "example":
         example = runpy.run_path(f"{job['root']}/examples/megatron_bridge/pretrain.py")
         return pretrain(for_cpu(example["llama_1b_pretrain_config"]()), forward_step)
