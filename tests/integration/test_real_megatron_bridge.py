@@ -190,6 +190,29 @@ def test_what_cannot_be_honoured_is_refused_by_name(bridge, corpus, option):
     assert "Traceback" not in output[output.index("megatron_bfp: error") :]
 
 
+@pytest.mark.parametrize(
+    "what, reason", [("other_keys", "takes no max_seqlen_q"), ("other_step", "has megatron.bridge")]
+)
+def test_an_unknown_megatron_bridge_is_refused_by_name_and_version(bridge, corpus, what, reason):
+    status, output = bridge.launch(corpus, what=what)
+    assert status
+    assert f"megatron_bfp: error: Megatron-Bridge {bridge.versions['megatron-bridge']} is not supported: " in output
+    assert reason in output
+
+
+def test_the_recipe_can_be_stored_and_read(bridge, corpus):
+    (read,) = bridge.watch(corpus, "train.train_iters=1", what="stored", even_sequences=True)
+    assert read == {
+        "kind": "BFPDatasetProvider",
+        "seq_length": 128,
+        "data_path": "data_text_document",
+        "split": "90,5,5",
+        "random_seed": 1234,
+        "even_sequences": True,
+        "max_documents_per_sequence": None,
+    }
+
+
 def test_pipelines_with_several_rows_in_evaluation_alone_are_refused(bridge, corpus):
     options = ["train.micro_batch_size=1", "validation.eval_micro_batch_size=2", *stages(2)]
     status, output = bridge.launch(corpus, *options, ranks=2)

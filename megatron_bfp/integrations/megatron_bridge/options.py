@@ -7,7 +7,9 @@ from megatron.bridge import __version__
 from megatron.bridge.training import gpt_step
 from megatron.bridge.training.config import GPTDatasetConfig, GPTFIMDatasetConfig, MockGPTDatasetConfig
 
+from ...arguments import checked_cap, checked_seq_length
 from ...errors import OptionError, UnsupportedMegatronError
+from ...sequence_index.key import split_fractions
 from ..balance import batches_of, check_resume, num_batches_of
 
 OLDEST = "0.6.2"
@@ -76,6 +78,10 @@ def check_dataset(dataset: Any) -> None:
         )
     if not dataset.blend and not any(dataset.blend_per_split or ()):
         raise OptionError("dataset: there are no documents to pack; set data_path, blend or blend_per_split")
+    if dataset.split is not None:
+        split_fractions(dataset.split)
+    checked_seq_length("dataset.seq_length", dataset.seq_length)
+    checked_cap(dataset.max_documents_per_sequence)
     for name in ("multiple_validation_sets", "full_validation"):
         if getattr(dataset, name):
             raise OptionError(f"dataset.{name} cannot be used: Megatron-Bridge has one validation loader; leave it out")

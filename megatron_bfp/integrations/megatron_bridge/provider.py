@@ -106,7 +106,6 @@ class BFPDatasetProvider(BFPGPTDatasetConfig, DatasetProvider):
             paths = self.data_path.split() if isinstance(self.data_path, str) else list(self.data_path)
             self.blend: Any = get_blend_from_list(paths)
         options.check_dataset(self)
-        check_balance_batches(self)
         DataloaderConfig.finalize(self)
 
     def fit(self, cfg: Any) -> None:
@@ -121,6 +120,10 @@ class BFPDatasetProvider(BFPGPTDatasetConfig, DatasetProvider):
         options.check_run(cfg)
         check_balance_batches(Namespace(balance_batches=self.balance_batches, **vars(cfg.train)))
         self.enable_in_batch_packing = cfg.train.micro_batch_size > 1
+        model = getattr(cfg.model, "transformer", cfg.model)
+        if self.enable_in_batch_packing and not getattr(model, "num_moe_experts", None):
+            # megatron-core checks it even without experts: the default does not go with an exchange of shapes
+            model.moe_token_dispatcher_type = "alltoall"
 
     def begin(self, cfg: Any, train_state: Any, data_parallel_size: int, before: dict[str, Any]) -> None:
         """Take what is known when training is about to begin.

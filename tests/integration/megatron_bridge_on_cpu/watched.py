@@ -10,14 +10,17 @@ from collections import Counter
 import layer_spec
 import torch
 from megatron.bridge.training import gpt_step
+from megatron.bridge.training import train as training
 from megatron.bridge.training.gpt_step import forward_step
 from megatron.bridge.training.pretrain import pretrain
 from megatron.bridge.training.state import GlobalState
+from megatron.bridge.utils.instantiate_utils import instantiate
 from megatron.core import parallel_state
 from megatron.core.packed_seq_params import PackedSeqParams
+from omegaconf import OmegaConf
 from recipe import for_cpu, small_recipe
 
-from megatron_bfp.integrations.megatron_bridge import BFPDatasetProvider
+from megatron_bfp.integrations.megatron_bridge import BFPDatasetProvider, changes
 
 NAMES = ("tokens", "labels", "loss_mask", "attention_mask", "position_ids")
 LENGTH = 128
@@ -165,7 +168,29 @@ def lose(cfg):
     return forward_step
 
 
+def other_keys(cfg):
+    """As if the forward step took other keys from a batch."""
+    gpt_step._CURRENT_PACKED_SEQ_HOST_KEYS = ()
+    changes.make()
+
+
+def other_step(cfg):
+    """As if a training step had other parameters."""
+    training.train_step = lambda forward_step_func, data_iterator, model: None
+    changes.make()
+
+
+def stored(cfg):
+    """Write the recipe, read its dataset, and print what was read."""
+    cfg.to_yaml("recipe.yaml")
+    same = instantiate(OmegaConf.load("recipe.yaml").dataset)
+    names = ("seq_length", "data_path", "split", "random_seed", "even_sequences", "max_documents_per_sequence")
+    print("\nwatched", json.dumps({"kind": type(same).__name__, **{name: getattr(same, name) for name in names}}))
+    return forward_step
+
+
 WATCHES = {"plain": plain, "batches": batches, "alone": alone, "unaware": unaware, "lose": lose}
+WATCHES |= {"other_keys": other_keys, "other_step": other_step, "stored": stored}
 
 
 def train(job):
