@@ -11,7 +11,7 @@ from megatron.bridge.utils import instantiate_utils
 from ...attention.boundary_check import BoundaryCheck
 from ...errors import UnsupportedMegatronError
 from ..hooks import replace
-from ..megatron_lm.first_step import watch
+from ..megatron_lm.first_step import report_first_step
 from ..refusals import print_refusals_in_one_line
 from . import options
 from .provider import BFPDatasetProvider
@@ -102,7 +102,7 @@ def check_first_step(train_step: Callable) -> Callable:
         if isinstance(dataset, BFPDatasetProvider) and not dataset._is_checked:
             dataset._is_checked = True
             check = BoundaryCheck(model, dataset.seq_length, groups.dp.rank(), groups.pp.rank())
-            forward_backward = watch(forward_backward, check)
+            forward_backward = report_first_step(forward_backward, check)
         return train_step(forward_step, batches, model, optimizer, scheduler, state, groups, forward_backward, *others)
 
     return check_and_step

@@ -28,22 +28,41 @@ def watch_first_step(train_step: Callable, options: Callable[[], argparse.Namesp
     def watch_schedule(arguments: dict[str, Any]) -> None:
         args = options()
         if args is not None:
-            ranks = parallel_state.get_data_parallel_rank(), parallel_state.get_pipeline_model_parallel_rank()
-            check = BoundaryCheck(arguments["model"], args.seq_length, *ranks)
-            arguments["forward_backward_func"] = watch(arguments["forward_backward_func"], check)
+            schedule = arguments["forward_backward_func"]
+            arguments["forward_backward_func"] = watch(schedule, arguments["model"], args)
 
     return prepare_first_call(train_step, watch_schedule)
 
 
-def watch(forward_backward: Callable, check: BoundaryCheck) -> Callable:
+def watch(forward_backward: Callable, models: list[Any], args: argparse.Namespace) -> Callable:
     """Forward and backward passes of one step, after which all ranks agree that boundaries reached attention.
+
+    Args:
+        forward_backward: a schedule of megatron-core.
+        models: the model chunks of this rank.
+        args: Megatron-LM's options.
+
+    Raises:
+        IntegrationError: they did not, on all ranks; or a module of the model is not known to keep to them.
+    """
+    check = BoundaryCheck(
+        models,
+        args.seq_length,
+        parallel_state.get_data_parallel_rank(),
+        parallel_state.get_pipeline_model_parallel_rank(),
+    )
+    return report_first_step(forward_backward, check)
+
+
+def report_first_step(forward_backward: Callable, check: BoundaryCheck) -> Callable:
+    """As ``watch``, with the check of another trainer that has megatron-core's schedules.
 
     Args:
         forward_backward: a schedule of megatron-core.
         check: of the model chunks of this rank.
 
     Raises:
-        IntegrationError: they did not, on all ranks; or a module of the model is not known to keep to them.
+        IntegrationError: as ``watch``.
     """
     check.refuse_unknown()
     was_checked = False
