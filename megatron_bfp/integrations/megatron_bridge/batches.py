@@ -21,6 +21,9 @@ from ...megatron_core.sample_tensors import SampleTensors
 OF_POSITIONS = ("tokens", "labels", "loss_mask", "position_ids")
 """What a sample has at each of its positions."""
 
+JOINED = "rows_joined_by_megatron_bfp"
+"""The key by which our micro-batches are known; its value is the number of rows."""
+
 
 def join_samples(samples: Sequence[dict[str, Tensor]]) -> SampleTensors:
     """A micro-batch of packed samples as one row.
@@ -31,7 +34,7 @@ def join_samples(samples: Sequence[dict[str, Tensor]]) -> SampleTensors:
     Returns:
         ``tokens``, ``labels``, ``position_ids``, int64 [1, b * L]; ``loss_mask``, float32 [1, b * L];
         ``cu_seqlens_q`` and ``cu_seqlens_kv``, int32 [chunks + 1], rising from 0 to b * L; ``max_seqlen_q`` and
-        ``max_seqlen_kv``, int32 [], the positions of the longest chunk.
+        ``max_seqlen_kv``, int32 [], the positions of the longest chunk; ``JOINED``, int64 [], b.
     """
     boundaries = Boundaries.of_rows(torch.stack([sample["cu_seqlens"] for sample in samples]))
     batch = SampleTensors({name: torch.cat([sample[name] for sample in samples])[None] for name in OF_POSITIONS})
@@ -39,6 +42,7 @@ def join_samples(samples: Sequence[dict[str, Tensor]]) -> SampleTensors:
     for of in ("q", "kv"):
         batch[f"cu_seqlens_{of}"] = boundaries.cu_seqlens
         batch[f"max_seqlen_{of}"] = longest
+    batch[JOINED] = torch.tensor(len(samples))
     return batch
 
 

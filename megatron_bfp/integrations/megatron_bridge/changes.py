@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from megatron.bridge.data import loaders
-from megatron.bridge.training import checkpointing, config, train
+from megatron.bridge.training import checkpointing, config, gpt_step, train
 from megatron.bridge.utils import instantiate_utils
 
 from ...attention.boundary_check import BoundaryCheck
@@ -15,6 +15,7 @@ from ..megatron_lm.first_step import report_first_step
 from ..refusals import print_refusals_in_one_line
 from . import options
 from .provider import BFPDatasetProvider
+from .split_rows import count_targets_of_whole_rows, split_whole_rows
 
 OF_LOADERS = "cfg, train_state, build_train_valid_test_datasets_provider, dp_group, eval_dp_group"
 OF_STEP = (
@@ -34,6 +35,7 @@ def make() -> None:
         replace(config.ConfigContainer, "validate", "self", check_recipe)
         replace(loaders, "build_train_valid_test_data_loaders", OF_LOADERS, begin_at_the_resumed_sample)
         replace(train, "train_step", OF_STEP, check_first_step)
+        replace(gpt_step, "_partition_packed_batch_for_cp", "batch, cp_group", split_whole_rows)
         replace(checkpointing, "read_run_config", "run_config_filename", keep_what_is_read)
     except UnsupportedMegatronError as error:
         raise options.unsupported(str(error)) from None
@@ -99,6 +101,8 @@ def check_first_step(train_step: Callable) -> Callable:
         *others: Any,
     ) -> Any:
         dataset = state.cfg.dataset
+        if isinstance(dataset, BFPDatasetProvider) and dataset.counts_by_rows(state.cfg.model):
+            forward_step = count_targets_of_whole_rows(forward_step, groups.cp)
         if isinstance(dataset, BFPDatasetProvider) and not dataset._is_checked:
             dataset._is_checked = True
             check = BoundaryCheck(model, dataset.seq_length, groups.dp.rank(), groups.pp.rank())

@@ -23,6 +23,9 @@ KEYS = {
 CAPTURES_NO_ATTENTION = {"mlp", "moe", "moe_router", "moe_preprocess"}
 """Parts of a layer that CUDA graphs may capture: they do not mix positions."""
 
+WITHOUT_CONTEXT_PARALLELISM = ("is_hybrid_model", "mtp_num_layers", "multi_latent_attention", "window_size")
+"""Settings of a model that attention cannot have if its rows are split over ranks."""
+
 
 def check_version() -> None:
     """Make sure that this Megatron-Bridge takes boundaries from a batch.
@@ -106,17 +109,26 @@ def check_run(cfg: Any) -> None:
 
 
 def _check_context_parallelism(cfg: Any) -> None:
-    sizes: dict[str, int | None] = {
-        "model.context_parallel_size": getattr(cfg.model, "context_parallel_size", 1),
-        "dist.eval_context_parallel_size": getattr(cfg.dist, "eval_context_parallel_size", None),
-    }
-    for name, size in sizes.items():
-        size = size or 1
-        if size > 1:
+    if getattr(cfg.dist, "eval_context_parallel_size", None) not in (None, context_ranks(cfg)):
+        raise OptionError(
+            "dist.eval_context_parallel_size cannot be used with packed samples: attention is built for the ranks of "
+            "training; leave it out"
+        )
+    if context_ranks(cfg) == 1:
+        return
+    settings = {"dataset.reset_position_ids": cfg.dataset.reset_position_ids}
+    settings |= {f"model.{name}": getattr(cfg.model, name, None) for name in WITHOUT_CONTEXT_PARALLELISM}
+    for name, value in settings.items():
+        if value:
             raise OptionError(
-                f"{name} {size} cannot be used with packed samples: Megatron-Bridge splits each document over the "
-                f"ranks, and expects documents whose lengths are multiples of {2 * size}; set it to 1"
+                f"{name} {value} cannot be used with packed samples and model.context_parallel_size above 1: attention "
+                "that splits rows does not have it"
             )
+
+
+def context_ranks(cfg: Any) -> int:
+    """Into how many ranks rows are split."""
+    return getattr(cfg.model, "context_parallel_size", 1) or 1
 
 
 def _check_expert_overlap(cfg: Any) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 from megatron.bridge.data.base import DataloaderConfig, DatasetBuildContext, DatasetProvider
+from megatron.bridge.training.setup import _register_pre_wrap_hook
 from megatron.core import num_microbatches_calculator
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
 from megatron.core.datasets.utils import get_blend_from_list
@@ -17,6 +18,7 @@ from ..refusals import raise_together
 from . import options
 from .batches import JoinedSamples
 from .report import sum_up
+from .split_rows import attend_by_rows
 
 
 @dataclass
@@ -54,6 +56,9 @@ class BFPDatasetProvider(BFPGPTDatasetConfig, DatasetProvider):
 
     _run: Namespace | None = field(init=False, default=None, repr=False)
     """What the order of samples depends on in this run, as ``integrations.balance`` takes it."""
+
+    _splits_rows: bool = field(init=False, default=False, repr=False)
+    """Whether the model is prepared for rows that are split over ranks."""
 
     _is_checked: bool = field(init=False, default=False, repr=False)
     """Whether boundaries were checked in a training step of this run."""
@@ -119,11 +124,22 @@ class BFPDatasetProvider(BFPGPTDatasetConfig, DatasetProvider):
         """
         options.check_run(cfg)
         check_balance_batches(Namespace(balance_batches=self.balance_batches, **vars(cfg.train)))
+        if options.context_ranks(cfg) > 1 and not self._splits_rows:
+            _register_pre_wrap_hook(cfg.model, attend_by_rows)
+            self._splits_rows = True
         self.enable_in_batch_packing = cfg.train.micro_batch_size > 1
         model = getattr(cfg.model, "transformer", cfg.model)
         if self.enable_in_batch_packing and not getattr(model, "num_moe_experts", None):
             # megatron-core checks it even without experts: the default does not go with an exchange of shapes
             model.moe_token_dispatcher_type = "alltoall"
+
+    def counts_by_rows(self, model: Any) -> bool:
+        """Whether targets must be counted in whole rows: rows are split, and the loss of each is divided by its own.
+
+        Args:
+            model: Megatron-Bridge's configuration of it.
+        """
+        return self._splits_rows and not getattr(model, "calculate_per_token_loss", False)
 
     def begin(self, cfg: Any, train_state: Any, data_parallel_size: int, before: dict[str, Any]) -> None:
         """Take what is known when training is about to begin.
