@@ -277,6 +277,10 @@ def _check_state(seq_idx: Tensor | None, joined: Tensor) -> None:
         raise InvalidBoundaries("have the seq_idx of other documents")
 
 
+BATCH_KEYS = ("cu_seqlens", "cu_seqlens_q")
+"""Where a micro-batch has its boundaries: in Megatron-LM, and in Megatron-Bridge with its rows joined."""
+
+
 class WatchedIterator:
     """An iterator of micro-batches that notes the boundaries of each in a check."""
 
@@ -288,8 +292,9 @@ class WatchedIterator:
 
     def __next__(self) -> Any:
         batch = next(self._batches)
-        if isinstance(batch, dict) and isinstance(batch.get("cu_seqlens"), Tensor):
-            self._check.read(batch["cu_seqlens"])
+        for key in BATCH_KEYS if isinstance(batch, dict) else ():
+            if isinstance(batch.get(key), Tensor):
+                self._check.read(batch[key])
         return batch
 
     def __getattr__(self, name: str) -> Any:

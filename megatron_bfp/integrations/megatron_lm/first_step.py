@@ -53,6 +53,19 @@ def watch(forward_backward: Callable, models: list[Any], args: argparse.Namespac
         context_ranks=parallel_state.get_context_parallel_world_size(),
         context_rank=parallel_state.get_context_parallel_rank(),
     )
+    return report_first_step(forward_backward, check)
+
+
+def report_first_step(forward_backward: Callable, check: BoundaryCheck) -> Callable:
+    """As ``watch``, with the check of another trainer that has megatron-core's schedules.
+
+    Args:
+        forward_backward: a schedule of megatron-core.
+        check: of the model chunks of this rank.
+
+    Raises:
+        IntegrationError: as ``watch``.
+    """
     check.refuse_unknown()
     was_checked = False
 
