@@ -1,5 +1,6 @@
 """torch.cuda for a machine without one, as far as Megatron-LM's training loop asks for it."""
 
+import atexit
 import contextlib
 import typing
 
@@ -70,6 +71,8 @@ class Properties:
 
 def install():
     """Change torch for this process."""
+    # gloo's threads abort a process that ends while they run
+    atexit.register(lambda: torch.distributed.is_initialized() and torch.distributed.destroy_process_group())
     if not hasattr(typing, "override"):  # of Python 3.12
         typing.override = lambda function: function
     cuda = torch.cuda
