@@ -1,92 +1,25 @@
 """The check in the first training step that boundaries reach attention: with stand-ins, and with a small real model."""
 
-from types import SimpleNamespace
-
 import pytest
 
 pytest.importorskip("torch")
 
 import torch
+from helpers.attention_stand_ins import (
+    ANGLES,
+    JOINED,
+    ROWS,
+    Attention,
+    Model,
+    TEDotProductAttention,
+    TransformerLayer,
+    packed,
+)
 from torch import nn
 
 from megatron_bfp import IntegrationError
-from megatron_bfp.attention.boundaries import join_rows
 from megatron_bfp.attention.boundary_check import BoundaryCheck, WatchedIterator, before_first_update, digest
 from megatron_bfp.attention.first_step_report import Report, agree
-
-ROWS = torch.tensor([[0, 3, 5, 8, 8, 8, 8, 8, 8], [0, 8, 8, 8, 8, 8, 8, 8, 8]], dtype=torch.int32)
-JOINED = torch.tensor([0, 3, 5, 8, 16], dtype=torch.int32)
-
-
-def packed(cu_seqlens=JOINED, **changes):
-    """As Megatron-LM's PackedSeqParams of joined rows."""
-    values = {"qkv_format": "thd", "cu_seqlens_q": cu_seqlens, "cu_seqlens_kv": cu_seqlens, "max_seqlen_q": 16}
-    return SimpleNamespace(**(values | changes))
-
-
-class TEDotProductAttention(nn.Module):
-    """Of a class whose name is known."""
-
-    def forward(self, query, packed_seq_params=None):
-        return query
-
-
-ANGLES = torch.tensor([1.0, 0.1])
-"""Of a position, for the pairs of a head."""
-
-
-def apply_rotary_pos_emb(t, freqs, cu_seqlens=None):
-    """Rotate by the position in the row, or in the document if boundaries are given."""
-    positions = torch.arange(len(t), dtype=torch.int32)
-    if cu_seqlens is not None:
-        positions = positions - cu_seqlens[torch.searchsorted(cu_seqlens, positions, right=True) - 1]
-    turns = (positions[:, None] * freqs).view(len(t), *[1] * (t.dim() - 2), len(freqs))
-    first, second = t.chunk(2, dim=-1)
-    return torch.cat([first * turns.cos() - second * turns.sin(), first * turns.sin() + second * turns.cos()], dim=-1)
-
-
-class Attention(nn.Module):
-    def __init__(self, core, number=1, config=None):
-        super().__init__()
-        self.core_attention, self.layer_number, self.config = core, number, config
-
-    def forward(self, states, rotary_pos_emb=None, packed_seq_params=None):
-        if self.config and self.config.no_rope_freq[self.layer_number - 1]:
-            rotary_pos_emb = None
-        if getattr(self, "rotary_pos_emb", None):
-            rotary_pos_emb = ANGLES
-        if rotary_pos_emb is not None and packed_seq_params is not None:
-            is_joined = packed_seq_params.qkv_format == "thd"
-            heads = states if is_joined else states[:, :, None]
-            apply_rotary_pos_emb(heads, rotary_pos_emb, packed_seq_params.cu_seqlens_q if is_joined else None)
-        return self.core_attention(states, packed_seq_params=packed_seq_params)
-
-
-class SelfAttention(Attention):
-    pass
-
-
-class TransformerLayer(nn.Module):
-    def __init__(self, core=None, **keywords):
-        super().__init__()
-        self.self_attention = SelfAttention(core or TEDotProductAttention(), **keywords)
-        self.mlp = nn.Linear(4, 4)
-
-    def forward(self, states, packed_seq_params=None, rotary_pos_emb=None):
-        given = {"packed_seq_params": packed_seq_params, "rotary_pos_emb": rotary_pos_emb}
-        return states + self.mlp(self.self_attention(states, **given))
-
-
-class Model(nn.Module):
-    def __init__(self, *layers):
-        super().__init__()
-        self.layers = nn.ModuleList(layers)
-
-    def forward(self, states, *packed_seq_params, rotary_pos_emb=None):
-        for number, layer in enumerate(self.layers):
-            given = packed_seq_params[number % len(packed_seq_params)]
-            states = layer(states, packed_seq_params=given, rotary_pos_emb=rotary_pos_emb)
-        return states
 
 
 def report_of(*packed_seq_params, model=None, batches=(ROWS,), **keywords):
@@ -289,103 +222,6 @@ def test_fault_A04_layers_without_mixing_are_fine():
     check = BoundaryCheck([Model(TransformerLayer(), layer_with(**names), replaced, gated, nn.ReLU())])
     check.refuse_unknown()
     assert list(check.mixers) == ["layers.0.self_attention.core_attention", "layers.3.self_attention"]
-
-
-# What is true of positions
-
-
-class YarnRotaryEmbedding(nn.Module):
-    pass
-
-
-class MultimodalRotaryEmbedding(nn.Module):
-    pass
-
-
-class Embedding(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.position_embeddings = nn.Embedding(16, 4)
-
-    def forward(self, input_ids, position_ids):
-        return self.position_embeddings(position_ids)
-
-
-def described(model, positions=None, rotary_pos_emb=None, rows=ROWS, **changes):
-    check = BoundaryCheck([model], row_length=8)
-    check.read(rows)
-    if positions is not None:
-        model.embedding(None, position_ids=positions)
-    for layer in model.layers:
-        layer(
-            torch.zeros(16, 1, 4),
-            packed_seq_params=packed(join_rows(rows), **changes),
-            rotary_pos_emb=rotary_pos_emb,
-        )
-    return check.conclude().split("; ", 1)[1]
-
-
-class DocumentAttention(nn.Module):
-    kernel_name = "sdpa"
-
-    def forward(self, query, packed_seq_params=None):
-        return query
-
-
-def test_fault_A14_what_is_said_of_positions_is_true():
-    rotary, two_rows = ANGLES, torch.arange(8).repeat(2)[None]
-    assert described(Model(TransformerLayer())) == "no positions"
-    assert described(Model(TransformerLayer()), rotary_pos_emb=rotary) == "rotary positions restart in each document"
-    model = Model(TransformerLayer(DocumentAttention()))
-    in_rows = described(model, rotary_pos_emb=rotary, qkv_format="sbhd")
-    assert in_rows == "rotary positions run on through the sequence"
-    for embedding, kind in ((YarnRotaryEmbedding, "YaRN"), (MultimodalRotaryEmbedding, "multimodal")):
-        model = Model(TransformerLayer())
-        model.rotary_pos_emb = embedding()
-        assert described(model, rotary_pos_emb=rotary) == f"{kind} rotary positions restart in each document"
-    model = Model(TransformerLayer())
-    model.embedding = Embedding()
-    assert described(model, two_rows) == "learned positions run on through the sequence"
-    restarted = torch.tensor([[0, 1, 2, 0, 1, 0, 1, 2, *range(8)]])
-    assert described(model, restarted) == "learned positions restart in each document"
-    one_each = described(model, two_rows, rows=ROWS[[1, 1]])  # nothing can be told from these
-    assert one_each == "learned positions, in rows of one document each"
-    config = SimpleNamespace(no_rope_freq=[0, 1])
-    model = Model(TransformerLayer(number=1, config=config), TransformerLayer(number=2, config=config))
-    some = described(model, rotary_pos_emb=rotary)
-    assert some == "rotary positions restart in each document (1 of 2 layers)"
-
-
-def test_fault_A14_a_rotation_that_was_not_seen_is_not_guessed():
-    class Unknown(SelfAttention):
-        def forward(self, states, rotary_pos_emb=None, packed_seq_params=None):
-            return self.core_attention(states, packed_seq_params=packed_seq_params)
-
-    layer = TransformerLayer()
-    layer.self_attention = Unknown(TEDotProductAttention())
-    assert described(Model(layer), rotary_pos_emb=ANGLES) == "rotary positions that were not seen"
-    one_each = described(Model(TransformerLayer()), rotary_pos_emb=ANGLES, rows=ROWS[[1, 1]])
-    assert one_each == "rotary positions, in rows of one document each"
-
-
-def test_fault_A14_ranks_whose_rows_show_nothing_leave_it_to_others():
-    shown, not_shown = "rotary positions restart in each document", "rotary positions, in rows of one document each"
-    reports = [Report((), layers={"A": 2}, positions={text: 2}) for text in (not_shown, shown, not_shown)]
-    assert agree(reports) == f"2 x A; {shown}"
-
-
-def test_functions_are_put_back_after_the_first_step():
-    rotate = apply_rotary_pos_emb
-    check = BoundaryCheck([Model(TransformerLayer()), Model(TransformerLayer())], row_length=8)
-    assert apply_rotary_pos_emb is not rotate
-    check.remove()
-    assert apply_rotary_pos_emb is rotate
-
-
-def test_fault_A14_multi_latent_attention_rotates_by_itself():
-    layer = TransformerLayer()
-    layer.self_attention.rotary_pos_emb = YarnRotaryEmbedding()
-    assert described(Model(layer)) == "YaRN rotary positions restart in each document"
 
 
 # The ways in

@@ -1,4 +1,4 @@
-"""What single layers and micro-batches show of positions. ``test_boundary_check`` has whole models."""
+"""What single layers and micro-batches show of positions. ``test_positions_of_models`` has whole models."""
 
 from types import SimpleNamespace
 
