@@ -174,7 +174,8 @@ def chunks_of_sample(args, sample):
 
     dataset, cap = IndexedDataset(args.data_path[0]), args.max_documents_per_sequence
     train = PackedSplit.open(dataset, args.seq_length, args.split, "train", cap)
-    sample = int(balanced_order(train.work_of(np.arange(args.global_batch_size), args.seed))[sample])
+    work = train.work_of(np.arange(args.global_batch_size), args.seed)
+    sample = int(balanced_order(work, args.micro_batch_size)[sample])
     for document, start, end, document_end in train.chunk_spans(sample, args.seed):
         ((document_start, _),) = dataset.spans(np.array([document]))
         whole = dataset.tokens(document_start, document_end - document_start).tolist()
