@@ -64,6 +64,8 @@ class Count:
     """Name -> why the checkout's own parser does not take it."""
     untested: dict[str, list[str]] = field(default_factory=dict)
     """Of the accepted ones: name -> lines in the log."""
+    not_validated: dict[str, str] = field(default_factory=dict)
+    """Name -> why the checkout's own validation stops here; these were checked as they were parsed."""
 
     @property
     def share(self) -> float:
@@ -171,22 +173,24 @@ done
 """
 
 
+def write_commands(commands: Path, folder: Path) -> None:
+    """Make a folder of the only commands that scripts will find: launchers record what they are given, and other
+    commands that are not harmless do nothing, or only inside ``folder``."""
+    commands.mkdir()
+    for name in HARMLESS.split():
+        (commands / name).symlink_to(shutil.which(name))
+    make_folders = MAKE_FOLDERS.format(folder=folder, mkdir=shutil.which("mkdir"))
+    for name, text in {**dict.fromkeys(LAUNCHERS.split(), RECORD), "sbatch": SUBMIT, "mkdir": make_folders}.items():
+        (commands / name).write_text(text)
+        (commands / name).chmod(0o755)
+    (commands / "others.sh").write_text("command_not_found_handle() { return 0; }\n")
+
+
 def recorded(path: Path, given: list[str], where: Path, folder: Path) -> list[str] | None:
     """The options that a script starts a training script with; None if it starts none."""
-    commands = folder / "commands"
+    commands, record = folder / "commands", folder / "record"
     if not commands.exists():
-        commands.mkdir()
-        for name in HARMLESS.split():
-            (commands / name).symlink_to(shutil.which(name))
-        for name in LAUNCHERS.split():
-            (commands / name).write_text(RECORD)
-            (commands / name).chmod(0o755)
-        (commands / "sbatch").write_text(SUBMIT)
-        (commands / "sbatch").chmod(0o755)
-        (commands / "mkdir").write_text(MAKE_FOLDERS.format(folder=folder, mkdir=shutil.which("mkdir")))
-        (commands / "mkdir").chmod(0o755)
-        (commands / "others.sh").write_text("command_not_found_handle() { return 0; }\n")
-    record = folder / "record"
+        write_commands(commands, folder)
     record.write_bytes(b"")
     environment = {"PATH": str(commands), "BASH_ENV": str(commands / "others.sh"), "RECORD": str(record)}
     environment |= {"HOME": str(folder), "HOSTNAME": "host", "SLURM_JOB_NUM_NODES": "1", "USER": "user"}
@@ -244,6 +248,7 @@ def count(checkout: Path, importable: Path | None = None) -> Count:
     for name, group in groups.items():
         of_group = [answers[config.name] for config in group]
         unread = [answer["unread"] for answer in of_group if answer["unread"]]
+        result.not_validated |= {a["name"]: a["not_validated"] for a in of_group if a["not_validated"]}
         messages = list(dict.fromkeys(message for answer in of_group for message in answer["refusals"]))
         if len(unread) == len(group):
             result.unread[name] = unread[0]
@@ -266,6 +271,8 @@ def report(result: Count) -> str:
     untested = collections.Counter(re.split(": | is accepted", line)[1] for line in of_configs)
     lines += ["", "accepted, but with an option that no test has run:"]
     lines += [f"{number:7}  {option}" for option, number in untested.most_common()]
+    lines += ["", "not validated by the checkout on this machine, and so checked as parsed:"]
+    lines += [f"  {name}: {why}" for name, why in result.not_validated.items()]
     lines += ["", "not read by the checkout's own parser:", *(f"  {n}: {why}" for n, why in result.unread.items())]
     return "\n".join(lines)
 
