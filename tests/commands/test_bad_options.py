@@ -77,6 +77,7 @@ VALUES = [
     ("merge a --output-prefix out --split 9,1", "--split needs --seq-length"),
     ("merge a --output-prefix out --max-documents-per-sequence 3", "--max-documents-per-sequence needs --seq-length"),
     ("merge a --output-prefix out --even-sequences", "--even-sequences needs --seq-length"),
+    ("merge a --output-prefix out --targets-only", "--targets-only needs --seq-length"),
     ("merge a --output-prefix nowhere/out", "there is no folder"),
     ("merge gone --output-prefix out", "gone.idx"),
     ("preprocess --input a.jsonl --output-prefix out --tokenizer-model t.json", "--seq-length is needed"),

@@ -214,9 +214,9 @@ def test_the_log_says_how_batches_are_composed(monkeypatch):
         "best-fit packing: train: 1 indexes, balanced over every 3 global batches of 8",
         COMPOSED_BY_COST,
     ]
-    for calculate_per_token_loss, targets_only, warns in ((False, False, 1), (False, True, 0), (True, False, 0)):
+    for given, warns in (({}, 1), ({"targets_only": True}, 0), ({"targets_only": True, "eod_mask_loss": True}, 1)):
         said.clear()
-        args = options(calculate_per_token_loss=calculate_per_token_loss, targets_only=targets_only)
+        args = options(**{"calculate_per_token_loss": False, "targets_only": False} | given)
         builder._sum_up(args, [None] * 3)
         assert len(said) == warns == sum("number of targets differs" in line for line in said)
 

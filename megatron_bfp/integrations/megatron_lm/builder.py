@@ -132,7 +132,8 @@ def _sum_up(args: argparse.Namespace, datasets: list[Any]) -> None:
             say(f"best-fit packing: {name}: {summary(parts)}{order_in_words(dataset)}")
         if is_composed_by_cost(dataset):
             say(COMPOSED_BY_COST)
-    if not args.calculate_per_token_loss and not args.targets_only:
+    has_equal_targets = args.targets_only and not getattr(args, "eod_mask_loss", False)  # up to padding
+    if not args.calculate_per_token_loss and not has_equal_targets:
         say(
             "best-fit packing: the number of targets differs between micro-batches; with --calculate-per-token-loss "
             "each target counts the same"
