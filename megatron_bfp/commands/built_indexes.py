@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from ..indexed_dataset.reader import IndexedDataset
 from ..inspection.report import count_cuts
 from ..progress import terminal_progress
+from ..samples.fill_in_the_middle import FimDocuments
 from ..sequence_index.builder import build
 from ..sequence_index.key import SPLIT_NAMES, IndexKey, index_directory
 from ..sequence_index.reader import SequenceIndex
 from ..tables import format_table, wrap
-from .shared import columns_of_counts
+from .shared import SEED, columns_of_counts
 
 CUT_NEEDLESSLY = (
     "Documents cut needlessly, that is, though they fit into one sequence: by concatenation, which joins documents "
@@ -41,7 +42,7 @@ def build_indexes(dataset: IndexedDataset, options: argparse.Namespace) -> list[
         BFPError: an index is there and wrong, or one cannot be written.
     """
     names = {"all": "train"} if options.split is None else dict(zip(SPLIT_NAMES, SPLIT_NAMES))
-    rule = options.max_documents_per_sequence, options.even_sequences, options.targets_only
+    rule = options.max_documents_per_sequence, options.even_sequences, options.targets_only, _fim_documents(options)
     directory, built = index_directory(dataset.prefix), []
     for seq_length in options.seq_length:
         for label, name in names.items():
@@ -50,6 +51,12 @@ def build_indexes(dataset: IndexedDataset, options: argparse.Namespace) -> list[
                 index = build(dataset, key, directory, options.overwrite, terminal_progress)
                 built.append(_with_cuts(label, index))
     return built
+
+
+def _fim_documents(options: argparse.Namespace) -> FimDocuments | None:
+    """Which documents ``--fim-rate`` and ``--seed`` choose; of verbs that take them."""
+    rate = getattr(options, "fim_rate", None)
+    return None if rate is None else FimDocuments(rate, SEED if options.seed is None else options.seed)
 
 
 def describe(dataset: IndexedDataset, indexes: Sequence[BuiltIndex], left_out: str = "") -> str:

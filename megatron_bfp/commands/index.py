@@ -3,6 +3,7 @@
 import argparse
 
 from ..console import say
+from ..errors import OptionError
 from ..indexed_dataset.reader import IndexedDataset
 from .built_indexes import BuiltIndex, build_indexes, describe
 from .json_output import KEYS_OF_DATASET, dataset_entry, index_entry, say_json
@@ -12,6 +13,7 @@ from .shared import (
     add_json,
     add_overwrite,
     add_prefixes,
+    add_seed,
     add_seq_length,
     add_split,
     add_targets_only,
@@ -41,6 +43,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_cap(parser)
     add_even(parser)
     add_targets_only(parser)
+    parser.add_argument(
+        "--fim-rate",
+        type=float,
+        metavar="R",
+        help="rearrange so many of the documents for fill-in-the-middle, as 0.5 for half of them (default: none)",
+    )
+    add_seed(parser, "which chooses these documents")
     add_overwrite(parser, "an index that exists")
     add_json(parser)
 
@@ -52,6 +61,8 @@ def execute(options: argparse.Namespace) -> None:
         BFPError: bad options, a damaged dataset, or an index that is wrong or cannot be written.
     """
     check_packing(options)
+    if options.seed is not None and options.fim_rate is None:
+        raise OptionError("--seed chooses documents for fill-in-the-middle: give it with --fim-rate")
     datasets = [IndexedDataset(prefix, needs_bin=False) for prefix in options.prefixes]
     built = [(dataset, build_indexes(dataset, options)) for dataset in datasets]
     if options.json:

@@ -18,7 +18,7 @@ of SPM, as in Megatron-LM's fim_dataset.py; here on tokens and not on characters
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,6 +32,8 @@ SHORTEST = 2
 """Tokens. A shorter document has nothing to be split."""
 DECIMALS = 6
 _FRACTION = 2.0**-53
+_MOST = 1 << 16
+"""Steps in which the share of SPM is drawn: what a hash has left after two splits of the longest document that fits."""
 
 
 class RearrangedSpan(ChunkSpan):
@@ -94,6 +96,16 @@ class FimDocuments:
         """
         return self.are_chosen(documents) & (lengths >= SHORTEST) & (lengths <= longest)
 
+    def are_rearranged_list(self, documents: list[int], lengths: list[int], longest: int) -> list[bool]:
+        """``are_rearranged`` of lists; for those of a sequence, which are often few."""
+        if len(documents) >= VECTORISED:
+            return self.are_rearranged(np.array(documents), np.array(lengths), longest).tolist()
+        key, limit = self._key, self.rate / _FRACTION
+        return [
+            SHORTEST <= length <= longest and mixed(document, key) >> 11 < limit
+            for document, length in zip(documents, lengths, strict=True)
+        ]
+
     def _is_chosen(self, document: int) -> bool:
         return (mixed(document, self._key) >> 11) * _FRACTION < self.rate
 
@@ -131,14 +143,13 @@ class FimLengths:
         return lengths + is_rearranged.astype(lengths.dtype) * lengths.dtype.type(NUM_SENTINELS)
 
 
-@dataclass(frozen=True)
-class FimTokens:
+class FimTokens(NamedTuple):
     """Ids of the sentinels, and of the token that stays at a document's end."""
 
     prefix: int
     middle: int
     suffix: int
-    eod: int | None
+    eod: int
 
 
 @dataclass(frozen=True)
@@ -154,45 +165,48 @@ class FimForm:
             raise OptionError(f"--fim-spm-rate {self.spm_rate}: give a number from 0 to 1")
 
 
-@dataclass(frozen=True)
 class FimEpoch:
-    """How documents are shown in one epoch."""
+    """How documents are shown in one epoch.
 
-    form: FimForm
-    seed: int
-    epoch: int
+    Args:
+        form: how they are shown in any epoch.
+        seed: that of the ``FimDocuments``.
+        epoch: the epoch.
+    """
 
-    def rearranged(self, document: int, tokens: np.ndarray) -> np.ndarray:
-        """The tokens of a document in the order of this epoch, with sentinels.
+    def __init__(self, form: FimForm, seed: int, epoch: int) -> None:
+        self._ids, self._spm_rate = form.tokens, round(form.spm_rate * _MOST)
+        self._key = round_keys(seed, epoch, "splits of fill-in-the-middle")[0]
+
+    def write(self, document: int, tokens: np.ndarray, shown: np.ndarray) -> None:
+        """Write the tokens of a document in the order of this epoch, with sentinels.
+
+        One hash gives both splits and the form: its quotients by the number of places where a document can be split.
 
         Args:
             document: its number in the dataset.
-            tokens: any integer dtype [n], all of its tokens; n >= 1.
-
-        Returns:
-            That dtype [n + 3].
+            tokens: any integers [n], all of its tokens; n >= 1.
+            shown: gets them, integers [n + 3].
         """
-        ids, number = self.form.tokens, len(tokens)
-        end = number - 1 if tokens[-1] == ids.eod else number
-        keys = round_keys(self.seed, self.epoch, "splits of fill-in-the-middle")
-        first, second = mixed(document, keys[0]) % (end + 1), mixed(document, keys[1]) % (end + 1)
+        prefix_id, middle_id, suffix_id, eod = self._ids
+        number = len(tokens)
+        end = number - 1 if tokens.item(-1) == eod else number
+        rest, first = divmod(mixed(document, self._key), end + 1)
+        rest, second = divmod(rest, end + 1)
         if first > second:
             first, second = second, first
-        shown = np.empty(number + NUM_SENTINELS, dtype=tokens.dtype)
-        after_suffix = number - end  # what stays at the end
-        shown[0] = ids.prefix
         suffix = end - second
-        if (mixed(document, keys[2]) >> 11) * _FRACTION < self.form.spm_rate:
-            shown[1] = ids.suffix
+        shown[0] = prefix_id
+        if rest % _MOST < self._spm_rate:
+            shown[1] = suffix_id
             shown[2 : 2 + suffix] = tokens[second:end]
-            shown[2 + suffix] = ids.middle
+            shown[2 + suffix] = middle_id
             shown[3 + suffix : 3 + end] = tokens[:second]
         else:
             shown[1 : 1 + first] = tokens[:first]
-            shown[1 + first] = ids.suffix
+            shown[1 + first] = suffix_id
             shown[2 + first : 2 + first + suffix] = tokens[second:end]
-            shown[2 + first + suffix] = ids.middle
+            shown[2 + first + suffix] = middle_id
             shown[3 + first + suffix : 3 + end] = tokens[first:second]
-        if after_suffix:
-            shown[-1] = tokens[-1]
-        return shown
+        if end < number:
+            shown[-1] = eod

@@ -63,12 +63,15 @@ def build_sample(
     boundaries, last_positions, last_targets, without_target, longest = [0], [], [], [], 0
     end = num_read = 0
     for chunk in chunks:
-        _, chunk_start, chunk_end, document_end = chunk
+        document, chunk_start, chunk_end, document_end = chunk
         if type(chunk) is RearrangedSpan:
             length, num_after = chunk.num_tokens, document_end - chunk_end
             begin, end = end, end + length
             num_read = end + num_after
-            row[begin:num_read] = _rearranged(dataset, chunk, fim)
+            if fim is None:
+                raise ValueError("the index has documents for fill-in-the-middle: say how they are shown")
+            tokens = dataset.tokens(chunk_start, document_end - chunk_start)
+            fim.write(document, tokens, row[begin:num_read])
             last_targets.append(row[end] if num_after else 0)
             if not num_after:
                 without_target.append(end - 1)
@@ -111,13 +114,6 @@ def build_sample(
     cu_seqlens[: len(boundaries)], cu_seqlens[len(boundaries) :] = boundaries, seq_length
     max_seqlen = np.array(max(longest, seq_length - end), dtype=np.int32)
     return Sample(tokens, labels, loss_mask, position_ids, cu_seqlens, max_seqlen)
-
-
-def _rearranged(dataset: IndexedDataset, chunk: RearrangedSpan, fim: FimEpoch | None) -> np.ndarray:
-    """All tokens of a rearranged document."""
-    if fim is None:
-        raise ValueError("the index has documents for fill-in-the-middle: say how they are shown")
-    return fim.rearranged(chunk.document, dataset.tokens(chunk.start, chunk.document_end - chunk.start))
 
 
 @lru_cache(maxsize=4)

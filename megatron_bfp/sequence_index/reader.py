@@ -90,7 +90,7 @@ class SequenceIndex:
         document_spans = self.dataset.spans(entry.documents, idx_sequences)
         chunks, sentinels = entry.chunk_spans(document_spans, key.seq_length, key.targets_only), 0
         if key.fim is not None:
-            chunks = self._with_rearranged(chunks, entry.documents, document_spans, key.fim)
+            chunks = self._with_rearranged(chunks, documents, document_spans, key.fim)
             sentinels = NUM_SENTINELS * sum(type(chunk) is RearrangedSpan for chunk in chunks)
         num_tokens = sentinels
         if entry.full_chunk is not None:
@@ -108,16 +108,17 @@ class SequenceIndex:
     def _with_rearranged(
         self,
         chunks: list[ChunkSpan],
-        documents: np.ndarray,
+        documents: list[int],
         document_spans: list[tuple[int, int]],
         fim: FimDocuments,
     ) -> list[ChunkSpan]:
         """The chunks, of which those of rearranged documents are ``RearrangedSpan``."""
-        lengths = np.array([end - start for start, end in document_spans])
+        lengths = [end - start for start, end in document_spans]
         longest = longest_rearranged(self.key.seq_length, self.key.targets_only)
-        is_rearranged = fim.are_rearranged(documents, lengths, longest).tolist()
+        is_rearranged = fim.are_rearranged_list(documents, lengths, longest)
+        unused, new = int(self.key.targets_only), tuple.__new__
         return [
-            RearrangedSpan(chunk.document, start, end - self.key.targets_only, end) if is_it else chunk
+            new(RearrangedSpan, (chunk[0], start, end - unused, end)) if is_it else chunk
             for chunk, (start, end), is_it in zip(chunks, document_spans, is_rearranged, strict=True)
         ]
 

@@ -39,6 +39,13 @@ def original(shown):
     return [*rest, *shown[suffix + 1 : middle], *end]
 
 
+def rearranged(epoch, document, tokens):
+    """The tokens of a document as an epoch shows them."""
+    shown = np.zeros(len(tokens) + 3, dtype=tokens.dtype)
+    epoch.write(document, tokens, shown)
+    return shown
+
+
 def chunks_of(sample, targets_only):
     """Each chunk of a sample as a list: its inputs, and with targets only its last target."""
     boundaries = [b for b in sample.cu_seqlens.tolist()]
@@ -109,7 +116,7 @@ def test_the_two_forms_in_full():
     tokens = np.array([1, 2, 3, 4, 5, 6, EOD], dtype=np.uint16)
     seen = set()
     for epoch in range(300):
-        psm, spm = (FimEpoch(FimForm(TOKENS, rate), SEED, epoch).rearranged(3, tokens).tolist() for rate in (0, 1))
+        psm, spm = (rearranged(FimEpoch(FimForm(TOKENS, rate), SEED, epoch), 3, tokens).tolist() for rate in (0, 1))
         first = psm.index(SUFFIX) - 1
         suffix = psm.index(MIDDLE) - first - 2
         text, second = [1, 2, 3, 4, 5, 6], 6 - suffix
@@ -136,7 +143,7 @@ def test_the_share_of_rearranged_documents_and_of_spm_is_that_asked_for():
     assert FimDocuments(1, 3).are_chosen(np.arange(1000)).all()
     tokens = np.arange(1, 40, dtype=np.uint16)
     form = FimForm(TOKENS, 0.3)
-    spm = sum(FimEpoch(form, SEED, 0).rearranged(document, tokens)[1] == SUFFIX for document in range(3000))
+    spm = sum(rearranged(FimEpoch(form, SEED, 0), document, tokens)[1] == SUFFIX for document in range(3000))
     empty_prefix = 3000 * 0.7 / 40  # of PSM, about: these look like SPM
     assert abs(spm - 900 - empty_prefix * 2) < 5 * (3000 * 0.21) ** 0.5 + empty_prefix
 
