@@ -42,7 +42,7 @@ def build_indexes(dataset: IndexedDataset, options: argparse.Namespace) -> list[
         BFPError: an index is there and wrong, or one cannot be written.
     """
     names = {"all": "train"} if options.split is None else dict(zip(SPLIT_NAMES, SPLIT_NAMES))
-    rule = options.max_documents_per_sequence, options.even_sequences, options.targets_only, _fim_documents(options)
+    rule = options.max_documents_per_sequence, options.even_sequences, options.targets_only, fim_documents(options)
     directory, built = index_directory(dataset.prefix), []
     for seq_length in options.seq_length:
         for label, name in names.items():
@@ -53,8 +53,12 @@ def build_indexes(dataset: IndexedDataset, options: argparse.Namespace) -> list[
     return built
 
 
-def _fim_documents(options: argparse.Namespace) -> FimDocuments | None:
-    """Which documents ``--fim-rate`` and ``--seed`` choose; of verbs that take them."""
+def fim_documents(options: argparse.Namespace) -> FimDocuments | None:
+    """Which documents ``--fim-rate`` and ``--seed`` choose, for verbs that take them; None without.
+
+    Raises:
+        OptionError: a value is impossible.
+    """
     rate = getattr(options, "fim_rate", None)
     return None if rate is None else FimDocuments(rate, SEED if options.seed is None else options.seed)
 
@@ -91,7 +95,7 @@ def _cuts(indexes: Sequence[BuiltIndex]) -> str:
 
 def _sizes(indexes: Sequence[BuiltIndex]) -> str:
     """A row for each index: what it holds."""
-    rows, columns = [], columns_of_counts(any(built.index.key.targets_only for built in indexes))
+    rows, columns = [], columns_of_counts(built.index.counts for built in indexes)
     for index in (built.index for built in indexes):
         counts, positions = index.counts, index.counts["sequences"] * index.key.seq_length
         share = f"{100 * counts['padding'] / positions:.4f}" if positions else "0"

@@ -5,7 +5,7 @@ import argparse
 from ..console import say
 from ..errors import OptionError
 from ..indexed_dataset.reader import IndexedDataset
-from .built_indexes import BuiltIndex, build_indexes, describe
+from .built_indexes import BuiltIndex, build_indexes, describe, fim_documents
 from .json_output import KEYS_OF_DATASET, dataset_entry, index_entry, say_json
 from .shared import (
     add_cap,
@@ -63,6 +63,7 @@ def execute(options: argparse.Namespace) -> None:
     check_packing(options)
     if options.seed is not None and options.fim_rate is None:
         raise OptionError("--seed chooses documents for fill-in-the-middle: give it with --fim-rate")
+    fim_documents(options)  # refused before anything is read
     datasets = [IndexedDataset(prefix, needs_bin=False) for prefix in options.prefixes]
     built = [(dataset, build_indexes(dataset, options)) for dataset in datasets]
     if options.json:

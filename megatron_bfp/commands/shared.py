@@ -251,15 +251,17 @@ def add_json(options: Options) -> None:
     options.add_argument("--json", action="store_true", help="print one JSON object instead of text; keys: see below")
 
 
-def columns_of_counts(targets_only: bool) -> dict[str, str]:
+def columns_of_counts(counts: Iterable[dict[str, int]]) -> dict[str, str]:
     """The columns of a table of indexes: for the title of each, its name among the counts of an index.
 
     Args:
-        targets_only: whether one of the indexes has targets only.
+        counts: of each index; some counts are of some indexes only.
     """
-    one_token = {"one token": "one_token_documents"} if targets_only else {}
-    columns = {"documents": "documents", "empty": "empty_documents"} | one_token
-    return columns | {"tokens": "tokens", "sequences": "sequences", "padding": "padding"}
+    names = {name for of_index in counts for name in of_index}
+    columns = {"documents": "documents", "empty": "empty_documents", "one token": "one_token_documents"}
+    columns |= {"fim": "fim_documents", "too long": "fim_too_long_documents"}
+    columns |= {"tokens": "tokens", "sequences": "sequences", "padding": "padding"}
+    return {title: name for title, name in columns.items() if name in names}
 
 
 def check_packing(options: argparse.Namespace) -> None:
