@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from ..indexed_dataset.reader import IndexedDataset
 from ..inspection.report import count_cuts
 from ..progress import terminal_progress
-from ..samples.fill_in_the_middle import FimDocuments
 from ..sequence_index.builder import build
 from ..sequence_index.key import SPLIT_NAMES, IndexKey, index_directory
 from ..sequence_index.reader import SequenceIndex
 from ..tables import format_table, wrap
-from .shared import SEED, columns_of_counts
+from .shared import columns_of_counts, fim_documents
 
 CUT_NEEDLESSLY = (
     "Documents cut needlessly, that is, though they fit into one sequence: by concatenation, which joins documents "
@@ -51,16 +50,6 @@ def build_indexes(dataset: IndexedDataset, options: argparse.Namespace) -> list[
                 index = build(dataset, key, directory, options.overwrite, terminal_progress)
                 built.append(_with_cuts(label, index))
     return built
-
-
-def fim_documents(options: argparse.Namespace) -> FimDocuments | None:
-    """Which documents ``--fim-rate`` and ``--seed`` choose, for verbs that take them; None without.
-
-    Raises:
-        OptionError: a value is impossible.
-    """
-    rate = getattr(options, "fim_rate", None)
-    return None if rate is None else FimDocuments(rate, SEED if options.seed is None else options.seed)
 
 
 def describe(dataset: IndexedDataset, indexes: Sequence[BuiltIndex], left_out: str = "") -> str:

@@ -5,11 +5,12 @@ import argparse
 from ..console import say
 from ..errors import OptionError
 from ..indexed_dataset.reader import IndexedDataset
-from .built_indexes import BuiltIndex, build_indexes, describe, fim_documents
+from .built_indexes import BuiltIndex, build_indexes, describe
 from .json_output import KEYS_OF_DATASET, dataset_entry, index_entry, say_json
 from .shared import (
     add_cap,
     add_even,
+    add_fim_rate,
     add_json,
     add_overwrite,
     add_prefixes,
@@ -18,6 +19,7 @@ from .shared import (
     add_split,
     add_targets_only,
     check_packing,
+    fim_documents,
 )
 
 DESCRIPTION = (
@@ -43,12 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_cap(parser)
     add_even(parser)
     add_targets_only(parser)
-    parser.add_argument(
-        "--fim-rate",
-        type=float,
-        metavar="R",
-        help="rearrange so many of the documents for fill-in-the-middle, as 0.5 for half of them (default: none)",
-    )
+    add_fim_rate(parser)
     add_seed(parser, "which chooses these documents")
     add_overwrite(parser, "an index that exists")
     add_json(parser)

@@ -13,6 +13,7 @@ from .._version import __version__
 from ..arguments import checked_cap, checked_seq_length
 from ..errors import OptionError
 from ..indexed_dataset.format import idx_path
+from ..samples.fill_in_the_middle import FimDocuments
 from ..sequence_index.key import index_directory, split_fractions
 from ..tokenizers.registry import TOKENIZER_TYPES
 
@@ -167,6 +168,26 @@ def add_targets_only(options: Options) -> None:
         help="leave the last token of each document out of the inputs, as nothing is learned from it: fewer sequences, "
         "the same targets (default: every token is an input)",
     )
+
+
+def add_fim_rate(options: Options) -> None:
+    """``--fim-rate R``; ``--seed`` goes with it."""
+    options.add_argument(
+        "--fim-rate",
+        type=float,
+        metavar="R",
+        help="rearrange so many of the documents for fill-in-the-middle, as 0.5 for half of them (default: none)",
+    )
+
+
+def fim_documents(options: argparse.Namespace) -> FimDocuments | None:
+    """Which documents ``--fim-rate`` and ``--seed`` choose, for verbs that take them; None without.
+
+    Raises:
+        OptionError: a value is impossible.
+    """
+    rate = getattr(options, "fim_rate", None)
+    return None if rate is None else FimDocuments(rate, SEED if options.seed is None else options.seed)
 
 
 def add_seed(options: Options, meaning: str, default: int | None = None) -> None:

@@ -117,9 +117,6 @@ class BFPGPTDatasetConfig(GPTDatasetConfig):
         ids = list((self.fim_extra_tokens or {}).values())
         if set(self.fim_extra_tokens or {}) != set(FIM_TOKENS) or len({*ids, self.tokenizer.eod}) < len(ids) + 1:
             raise OptionError(f"fim_extra_tokens: give an id of its own for each of {', '.join(FIM_TOKENS)}")
-        largest = (self.model_vocab_size or max(ids) + 1) - 1
-        if min(ids) < 0 or max(ids) > largest:
-            raise OptionError(f"fim_extra_tokens: the ids {ids} are not all in the model's vocabulary, 0 to {largest}")
         if self.fim_documents and self.fim_form:  # they check their values
             return
 
@@ -209,12 +206,8 @@ class BFPGPTDataset(GPTDataset):
         fractions = config.split_matrix[split.value] if config.split_matrix else (0.0, 1.0)
         if fractions is None or self.num_samples == 0:
             return None
-        largest = np.iinfo(self.dataset.dtype).max
-        if self.fim_form is not None and max(self.fim_form.tokens) > largest:
-            raise OptionError(
-                f"{self.dataset_path}: its tokens are {self.dataset.dtype}, which does not hold all ids of "
-                "fim_extra_tokens; write it with a tokenizer that has them"
-            )
+        if self.fim_form is not None:
+            self.fim_form.check(self.dataset, config.model_vocab_size)
         packed_split = PackedSplit.open(
             self.dataset,
             config.sequence_length,

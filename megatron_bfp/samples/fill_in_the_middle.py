@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import OptionError
+from ..indexed_dataset.reader import IndexedDataset
 from ..packing.chunks import ChunkSpan
 from .order import VECTORISED, mixed, mixed_array, round_keys
 
@@ -149,7 +150,7 @@ class FimTokens(NamedTuple):
     prefix: int
     middle: int
     suffix: int
-    eod: int
+    eod: int | None
 
 
 @dataclass(frozen=True)
@@ -163,6 +164,21 @@ class FimForm:
     def __post_init__(self) -> None:
         if not 0 <= self.spm_rate <= 1:
             raise OptionError(f"--fim-spm-rate {self.spm_rate}: give a number from 0 to 1")
+
+    def check(self, dataset: IndexedDataset, vocab_size: int | None) -> None:
+        """Refuse sentinels that samples of a dataset cannot hold, or for which a model has no embedding.
+
+        Raises:
+            OptionError: there is one.
+        """
+        ids = self.tokens.prefix, self.tokens.middle, self.tokens.suffix
+        if max(ids) > np.iinfo(dataset.dtype).max:
+            raise OptionError(
+                f"{dataset.prefix}: its tokens are {dataset.dtype}, which does not hold all ids of the sentinels, "
+                f"{', '.join(map(str, ids))}; write it with a tokenizer that has them"
+            )
+        if min(ids) < 0 or vocab_size is not None and max(ids) >= vocab_size:
+            raise OptionError(f"not all sentinels, {', '.join(map(str, ids))}, are in the model's vocabulary")
 
 
 class FimEpoch:

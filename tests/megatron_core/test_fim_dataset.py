@@ -85,7 +85,6 @@ def test_balanced_batches_keep_their_samples(prefixes):
         ({"fim_extra_tokens": {"prefix": 1, "middle": 2}}, "an id of its own"),
         ({"fim_extra_tokens": {"prefix": 1, "middle": 2, "suffix": 2}}, "an id of its own"),
         ({"fim_extra_tokens": {"prefix": 1, "middle": EOD, "suffix": 2}}, "an id of its own"),
-        ({"model_vocab_size": 64_003}, "are not all in the model's vocabulary, 0 to 64002"),
     ],
 )
 def test_what_cannot_be_is_refused(prefixes, changes, message):
@@ -93,7 +92,9 @@ def test_what_cannot_be_is_refused(prefixes, changes, message):
         config((prefixes, None), 32, **FIM | changes)
 
 
-def test_ids_that_the_dataset_cannot_hold_are_refused(prefixes):
+def test_ids_that_the_dataset_or_the_model_cannot_hold_are_refused(prefixes):
     tokens = {"prefix": 70_001, "middle": 70_002, "suffix": 70_003}
-    with pytest.raises(OptionError, match="its tokens are uint16, which does not hold all ids of fim_extra_tokens"):
+    with pytest.raises(OptionError, match="its tokens are uint16, which does not hold all ids of the sentinels"):
         build([None] * 3, config((prefixes[:1], None), 32, fim_rate=0.5, fim_extra_tokens=tokens))
+    with pytest.raises(OptionError, match="not all sentinels, 64001, 64002, 64003, are in the model's vocabulary"):
+        build([None] * 3, config((prefixes[:1], None), 32, **FIM, model_vocab_size=64_003))

@@ -12,12 +12,15 @@ from ..balance import check_balance_batches
 from ..hooks import check_hooks
 from ..packing_options import add_packing_options
 
+FIM_RATE = 0.5
+"""Megatron-LM's default of --fim-rate, for its own --fim-data."""
+
 OLDEST = "megatron-core 0.19"
 
 _STATE = "a state space layer would carry its state across documents"
 
 REFUSED = {
-    "fim_data": ("--fim-data", "it rearranges samples after they were packed"),
+    "fim_data": ("--fim-data", "it rearranges samples after they were packed; give --fim-rate without it"),
     "sft": ("--sft", "its samples are conversations, packed by its own dataset"),
     "mock_data": ("--mock-data", "there are no documents to pack"),
     "use_varlen_dataset": ("--use-varlen-dataset", "its samples are packed by its own dataset"),
@@ -51,6 +54,7 @@ def add_options(add_data_args: Callable) -> Callable:
             help="bfp: best-fit packed documents, attention inside documents; mmap: Megatron's own samples",
         )
         add_packing_options(group)
+        parser.set_defaults(fim_rate=None)  # so that packing sees whether it was given
         return parser
 
     return add_data_args_and_ours
@@ -65,6 +69,8 @@ def check_options(validate_args: Callable, hooked: Iterable[str]) -> Callable:
 
     def check_and_validate_args(args: argparse.Namespace, defaults: dict[str, Any] = {}) -> Any:  # noqa: B006
         if args.data_impl != "bfp":
+            if getattr(args, "fim_rate", FIM_RATE) is None:
+                args.fim_rate = FIM_RATE
             return validate_args(args, defaults)
         check(args)
         check_hooks(hooked)
