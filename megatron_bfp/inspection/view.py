@@ -32,6 +32,8 @@ class ShownChunk(NamedTuple):
     """Positions with loss."""
     continues: bool
     """Whether the document continues in a later sequence."""
+    parts: list[tuple[str, int, int]]
+    """For fill-in-the-middle: name, begin and end of its parts among the chunk's tokens; empty without."""
 
     @property
     def document(self) -> int:
@@ -136,7 +138,11 @@ def view_sequence(index: SequenceIndex, sequence: int, origin: str = "", fim: Fi
     for span, (document_start, _), begin in zip(spans, document_spans, sample.cu_seqlens.tolist(), strict=False):
         targets = int(np.count_nonzero(sample.loss_mask[begin : begin + span.num_tokens]))
         continues = span.end + index.key.targets_only < span.document_end
-        chunks.append(ShownChunk(span, begin, span.start - document_start, targets, continues))
+        parts = []
+        if fim is not None and isinstance(span, RearrangedSpan):
+            tokens = index.dataset.tokens(span.start, span.document_end - span.start)
+            parts = fim.parts(span.document, tokens)
+        chunks.append(ShownChunk(span, begin, span.start - document_start, targets, continues, parts))
     name = index.key.name
     return SequenceView(index.dataset.prefix, name, sequence, len(index), sample, chunks, origin)
 

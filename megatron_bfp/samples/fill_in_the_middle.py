@@ -194,10 +194,31 @@ class FimEpoch:
         self._ids, self._spm_rate = form.tokens, round(form.spm_rate * _MOST)
         self._key = round_keys(seed, epoch, "splits of fill-in-the-middle")[0]
 
+    def _split(self, document: int, tokens: np.ndarray) -> tuple[int, int, int, bool]:
+        """Where prefix, middle and suffix of a document end, in its tokens, and whether it is shown as SPM.
+
+        One hash gives all: its quotients by the number of places where the document can be split.
+        """
+        number = len(tokens)
+        end = number - 1 if tokens.item(-1) == self._ids.eod else number
+        rest, first = divmod(mixed(document, self._key), end + 1)
+        rest, second = divmod(rest, end + 1)
+        if first > second:
+            first, second = second, first
+        return first, second, end, rest % _MOST < self._spm_rate
+
+    def parts(self, document: int, tokens: np.ndarray) -> list[tuple[str, int, int]]:
+        """Which part of a document is where among its tokens as ``write`` writes them: name, begin and end of each."""
+        first, second, end, is_spm = self._split(document, tokens)
+        suffix = end - second
+        if is_spm:
+            middle = 3 + suffix + first
+            return [("suffix", 2, 2 + suffix), ("prefix", 3 + suffix, middle), ("middle", middle, 3 + end)]
+        middle = 3 + first + suffix
+        return [("prefix", 1, 1 + first), ("suffix", 2 + first, middle - 1), ("middle", middle, 3 + end)]
+
     def write(self, document: int, tokens: np.ndarray, shown: np.ndarray) -> None:
         """Write the tokens of a document in the order of this epoch, with sentinels.
-
-        One hash gives both splits and the form: its quotients by the number of places where a document can be split.
 
         Args:
             document: its number in the dataset.
@@ -206,14 +227,10 @@ class FimEpoch:
         """
         prefix_id, middle_id, suffix_id, eod = self._ids
         number = len(tokens)
-        end = number - 1 if tokens.item(-1) == eod else number
-        rest, first = divmod(mixed(document, self._key), end + 1)
-        rest, second = divmod(rest, end + 1)
-        if first > second:
-            first, second = second, first
+        first, second, end, is_spm = self._split(document, tokens)
         suffix = end - second
         shown[0] = prefix_id
-        if rest % _MOST < self._spm_rate:
+        if is_spm:
             shown[1] = suffix_id
             shown[2 : 2 + suffix] = tokens[second:end]
             shown[2 + suffix] = middle_id

@@ -122,6 +122,10 @@ def test_the_two_forms_in_full():
         text, second = [1, 2, 3, 4, 5, 6], 6 - suffix
         assert psm == [PREFIX, *text[:first], SUFFIX, *text[second:], MIDDLE, *text[first:second], EOD]
         assert spm == [PREFIX, SUFFIX, *text[second:], MIDDLE, *text[:second], EOD]
+        parts = {"prefix": text[:first], "suffix": text[second:], "middle": text[first:second]}
+        for shown, rate in ((psm, 0), (spm, 1)):
+            split = FimEpoch(FimForm(TOKENS, rate), SEED, epoch).parts(3, tokens)
+            assert {name: shown[begin:end] for name, begin, end in split} == parts and len(split) == 3
         seen.add((first, second))
     assert seen == {(a, b) for b in range(7) for a in range(b + 1)}  # every split occurs
 
