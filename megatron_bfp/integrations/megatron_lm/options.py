@@ -19,8 +19,13 @@ OLDEST = "megatron-core 0.19"
 
 _STATE = "a state space layer would carry its state across documents"
 
+_WHOLE_DOCUMENTS = "packing rearranges documents as wholes, by tokens"
+
 REFUSED = {
     "fim_data": ("--fim-data", "it rearranges samples after they were packed; give --fim-rate without it"),
+    "fim_split_sample": ("--fim-split-sample", _WHOLE_DOCUMENTS),
+    "fim_fragment_rate": ("--fim-fragment-rate", _WHOLE_DOCUMENTS),
+    "fim_no_prefix": ("--fim-no-prefix", _WHOLE_DOCUMENTS),
     "sft": ("--sft", "its samples are conversations, packed by its own dataset"),
     "mock_data": ("--mock-data", "there are no documents to pack"),
     "use_varlen_dataset": ("--use-varlen-dataset", "its samples are packed by its own dataset"),
