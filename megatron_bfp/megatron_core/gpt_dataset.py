@@ -117,8 +117,7 @@ class BFPGPTDatasetConfig(GPTDatasetConfig):
         ids = list((self.fim_extra_tokens or {}).values())
         if set(self.fim_extra_tokens or {}) != set(FIM_TOKENS) or len({*ids, self.tokenizer.eod}) < len(ids) + 1:
             raise OptionError(f"fim_extra_tokens: give an id of its own for each of {', '.join(FIM_TOKENS)}")
-        if self.fim_documents and self.fim_form:  # they check their values
-            return
+        _ = self.fim_documents, self.fim_form  # they refuse impossible values
 
     def _check_blends(self) -> None:
         """Refuse blends that megatron-core would end with an assertion."""
