@@ -4,10 +4,11 @@
     python benchmarks/dataset.py --data-path PREFIX --seq-length 2048 --corpora 1
 
 Without ``--data-path`` it writes simulated RefinedWeb corpora of random tokens to a temporary folder. They are read
-alone and in a blend, whose samples megatron-core makes. BFPGPTDataset is measured with every token as an input and with
-targets only. GPTDataset is measured without masks, with ``reset_attention_mask`` and its dense mask, and with
-inter-document masking if megatron-core has it. Contenders take turns, round by round, each continuing in its epoch; the
-figure is the median of the rounds. At the end, ``--reads`` samples are read with BFPGPTDataset to show its memory.
+alone and in a blend, whose samples megatron-core makes. BFPGPTDataset is measured with every token as an input, with
+targets only, and with half of the documents rearranged for fill-in-the-middle. GPTDataset is measured without masks,
+with ``reset_attention_mask`` and its dense mask, and with inter-document masking if megatron-core has it. Contenders
+take turns, round by round, each continuing in its epoch; the figure is the median of the rounds. At the end,
+``--reads`` samples are read with BFPGPTDataset to show its memory.
 """
 
 import argparse
@@ -45,6 +46,8 @@ LARGEST_MASK = 1 << 28
 STOCK = "GPTDataset, no mask"
 PACKED = "BFPGPTDataset"
 TARGETS_ONLY = "BFPGPTDataset, targets only"
+FIM = "BFPGPTDataset, fill-in-the-middle"
+FIM_FIELDS = {"fim_rate": 0.5, "fim_extra_tokens": {"prefix": 64_996, "middle": 64_997, "suffix": 64_998}}
 
 
 class Tokenizer:
@@ -61,6 +64,7 @@ def contenders(seq_length: int) -> dict[str, tuple[type, type, dict[str, Any]]]:
     classes = {
         PACKED: (BFPGPTDataset, BFPGPTDatasetConfig, {}),
         TARGETS_ONLY: (BFPGPTDataset, BFPGPTDatasetConfig, {"targets_only": True}),
+        FIM: (BFPGPTDataset, BFPGPTDatasetConfig, FIM_FIELDS),
         STOCK: (GPTDataset, GPTDatasetConfig, {"create_attention_mask": False}),
     }
     if "inter_document_masking" in {field.name for field in fields(GPTDatasetConfig)}:

@@ -3,6 +3,7 @@
 import os
 
 from megatron_bfp.indexed_dataset.reader import IndexedDataset
+from megatron_bfp.samples.fill_in_the_middle import FimDocuments
 from megatron_bfp.sequence_index.builder import open_existing
 from megatron_bfp.sequence_index.key import IndexKey, index_directory
 from megatron_bfp.sequence_index.split import PackedSplit
@@ -26,8 +27,14 @@ def open_split(options: RunOptions, dataset: IndexedDataset, split_name: str) ->
         cache_path,
         even_sequences=options.even_sequences,
         targets_only=options.targets_only,
+        fim=fim_documents(options),
         builds=False,
     )
+
+
+def fim_documents(options: RunOptions) -> FimDocuments | None:
+    """Which documents a run rearranges for fill-in-the-middle; None without."""
+    return None if options.fim_rate is None else FimDocuments(options.fim_rate, options.seed)
 
 
 def is_built_at_start(options: RunOptions, dataset: IndexedDataset, split_name: str) -> bool:
@@ -37,6 +44,6 @@ def is_built_at_start(options: RunOptions, dataset: IndexedDataset, split_name: 
     folder = beside if os.path.isdir(beside) else os.path.dirname(beside) or "."
     if options.data_cache_path is None or os.access(folder, os.W_OK):
         return False
-    rule = options.max_documents_per_sequence, options.even_sequences, options.targets_only
+    rule = options.max_documents_per_sequence, options.even_sequences, options.targets_only, fim_documents(options)
     key = IndexKey.for_split(dataset.num_documents, options.seq_length, options.split, split_name, *rule)
     return key is not None and open_existing(dataset, key, options.data_cache_path) is None

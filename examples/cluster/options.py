@@ -15,7 +15,7 @@ from trainer.arguments import blend, parse_arguments
 from trainer.config import TrainerConfig, flag, key_value_heads, not_negative
 
 from megatron_bfp.arguments import checked_cap, checked_count
-from megatron_bfp.commands.shared import Parser
+from megatron_bfp.commands.shared import SEED, Parser
 from megatron_bfp.errors import InputError, OptionError
 from megatron_bfp.sequence_index.key import SPLIT_NAMES, split_fractions
 
@@ -66,6 +66,9 @@ class RunOptions:
     max_documents_per_sequence: int | None
     even_sequences: bool
     targets_only: bool
+    fim_rate: float | None
+    """The share of documents that are rearranged for fill-in-the-middle; None for none."""
+    seed: int
     balance_batches: int
     """Global batches whose samples are balanced together; 0: none."""
     data_cache_path: str | None
@@ -199,6 +202,8 @@ def _megatron_options(words: Sequence[str]) -> argparse.Namespace:
     for name in ("data-cache-path", "tokenizer-type", "tokenizer-model", "save", "recompute-granularity"):
         parser.add_argument(f"--{name}")
     parser.add_argument("--split", default="969,30,1")
+    parser.add_argument("--fim-rate", type=float)
+    parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--data-impl", choices=("bfp", "mmap"), action="append")
     parser.add_argument("--data-path", nargs="+", required=True)
     parser.add_argument("--rampup-batch-size", nargs="*")

@@ -14,6 +14,7 @@ from typing import Any, get_args, get_type_hints
 from megatron_bfp.arguments import checked_cap, checked_seq_length
 from megatron_bfp.commands.shared import Parser
 from megatron_bfp.errors import OptionError
+from megatron_bfp.samples.fill_in_the_middle import FimDocuments
 from megatron_bfp.sequence_index.key import split_fractions
 
 from .config import GROUPS, TrainerConfig, flag, flags_of, key_value_heads
@@ -123,6 +124,8 @@ def _check(config: TrainerConfig) -> None:
         if field.metadata["check"] and value is not None:
             field.metadata["check"](flag(field.name), value)
     checked_cap(config.max_documents_per_sequence)
+    if config.fim_rate is not None:
+        FimDocuments(config.fim_rate, config.seed)  # refuses impossible values
     split_fractions(config.split)
     blend(config.data_path)
     _check_shape(config)
@@ -133,6 +136,7 @@ def _check(config: TrainerConfig) -> None:
         "--max-documents-per-sequence": config.max_documents_per_sequence,
         "--even-sequences": config.even_sequences,
         "--targets-only": config.targets_only,
+        "--fim-rate": config.fim_rate is not None,
         "--balance-batches above 1": config.balance_batches > 1,
     }
     for name, is_given in needs_bfp.items():

@@ -134,6 +134,13 @@ class PackingOptions:
     targets_only: bool = option(
         "leave the last token of each document out of the inputs, as nothing is learned from it", False
     )
+    fim_rate: float | None = option(
+        "share of the documents that are rearranged for fill-in-the-middle (default: none)", None
+    )
+    fim_spm_rate: float = option("share of them that are shown as suffix, prefix and middle", 0.5)
+    fim_prefix_token: str = option("the token before a prefix", "<fim_prefix>", metavar="TEXT")
+    fim_middle_token: str = option("the token before a middle", "<fim_middle>", metavar="TEXT")
+    fim_suffix_token: str = option("the token before a suffix", "<fim_suffix>", metavar="TEXT")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,6 +23,7 @@ from megatron_bfp import BalancedDataset, BFPGPTDataset, BFPGPTDatasetConfig
 from megatron_bfp.attention.context_parallel import Shards
 from megatron_bfp.errors import BFPError, OptionError
 from megatron_bfp.indexed_dataset.reader import IndexedDataset
+from megatron_bfp.integrations.fill_in_the_middle import sentinel_ids
 from megatron_bfp.integrations.first_samples import read_first_samples
 from megatron_bfp.samples.vocabulary import check_sampled_ids
 from megatron_bfp.sequence_index.key import document_range
@@ -104,6 +105,9 @@ def _configure(
     if config.data_impl == "bfp":
         for name in ("max_documents_per_sequence", "even_sequences", "targets_only"):
             common[name] = getattr(config, name)
+        for name in ("fim_rate", "fim_spm_rate"):
+            common[name] = getattr(config, name)
+        common["fim_extra_tokens"] = sentinel_ids(config, lambda texts: [tokenizer.token_id(text) for text in texts])
         common["model_vocab_size"] = padded_vocab_size(config, tokenizer.vocab_size)
         dataset_class, settings = BFPGPTDataset, BFPGPTDatasetConfig(**common)
     else:

@@ -166,5 +166,8 @@ def show_command(config: TrainerConfig) -> str:
     for name in ("max_documents_per_sequence", "data_cache_path"):
         value = getattr(config, name)
         words += [] if value is None else [flag(name), str(value)]
+    if config.fim_rate is not None:
+        words += ["--fim-rate", str(config.fim_rate), "--seed", str(config.seed)]
+        words += ["--tokenizer-type", config.tokenizer_type, "--tokenizer-model", config.tokenizer_model]
     words += ["--even-sequences"] * config.even_sequences + ["--targets-only"] * config.targets_only
     return shlex.join([*words, "--sequence", "N", "--html", "page.html"])

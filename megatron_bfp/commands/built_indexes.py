@@ -11,7 +11,7 @@ from ..sequence_index.builder import build
 from ..sequence_index.key import SPLIT_NAMES, IndexKey, index_directory
 from ..sequence_index.reader import SequenceIndex
 from ..tables import format_table, wrap
-from .shared import columns_of_counts
+from .shared import columns_of_counts, fim_documents
 
 CUT_NEEDLESSLY = (
     "Documents cut needlessly, that is, though they fit into one sequence: by concatenation, which joins documents "
@@ -41,7 +41,7 @@ def build_indexes(dataset: IndexedDataset, options: argparse.Namespace) -> list[
         BFPError: an index is there and wrong, or one cannot be written.
     """
     names = {"all": "train"} if options.split is None else dict(zip(SPLIT_NAMES, SPLIT_NAMES))
-    rule = options.max_documents_per_sequence, options.even_sequences, options.targets_only
+    rule = options.max_documents_per_sequence, options.even_sequences, options.targets_only, fim_documents(options)
     directory, built = index_directory(dataset.prefix), []
     for seq_length in options.seq_length:
         for label, name in names.items():
@@ -84,7 +84,7 @@ def _cuts(indexes: Sequence[BuiltIndex]) -> str:
 
 def _sizes(indexes: Sequence[BuiltIndex]) -> str:
     """A row for each index: what it holds."""
-    rows, columns = [], columns_of_counts(any(built.index.key.targets_only for built in indexes))
+    rows, columns = [], columns_of_counts(built.index.counts for built in indexes)
     for index in (built.index for built in indexes):
         counts, positions = index.counts, index.counts["sequences"] * index.key.seq_length
         share = f"{100 * counts['padding'] / positions:.4f}" if positions else "0"

@@ -18,7 +18,9 @@ KEYS_OF_DATASET = """\
       even_sequences, targets_only (true or false),
       first_document, end_document (exclusive),
       documents, empty_documents, tokens, sequences, padding (positions),
-      one_token_documents (with targets only; they are in no sequence)"""
+      one_token_documents (with targets only; they are in no sequence),
+      fim_rate, fim_seed (null without fill-in-the-middle), with it also
+      fim_documents (rearranged), fim_too_long_documents (no room for it)"""
 """For the help of verbs whose objects are made of ``dataset_entry`` and ``index_entry``."""
 
 
@@ -45,6 +47,7 @@ def index_entry(index: SequenceIndex) -> dict[str, Any]:
     """What an index is for, and its counts."""
     key, names = index.key, ["documents", "empty_documents", "tokens", "sequences", "padding"]
     names += ["one_token_documents"] if key.targets_only else []
+    names += ["fim_documents", "fim_too_long_documents"] if key.fim else []
     return {
         "path": index.path,
         "name": key.name,
@@ -52,6 +55,8 @@ def index_entry(index: SequenceIndex) -> dict[str, Any]:
         "max_documents_per_sequence": key.max_documents_per_sequence,
         "even_sequences": key.even_sequences,
         "targets_only": key.targets_only,
+        "fim_rate": key.fim.rate if key.fim else None,
+        "fim_seed": key.fim.seed if key.fim else None,
         "first_document": key.first_document,
         "end_document": key.end_document,
         **{name: index.counts[name] for name in names},

@@ -13,6 +13,7 @@ from .._version import __version__
 from ..arguments import checked_cap, checked_seq_length
 from ..errors import OptionError
 from ..indexed_dataset.format import idx_path
+from ..samples.fill_in_the_middle import FimDocuments
 from ..sequence_index.key import index_directory, split_fractions
 from ..tokenizers.registry import TOKENIZER_TYPES
 
@@ -169,6 +170,26 @@ def add_targets_only(options: Options) -> None:
     )
 
 
+def add_fim_rate(options: Options) -> None:
+    """``--fim-rate R``; ``--seed`` goes with it."""
+    options.add_argument(
+        "--fim-rate",
+        type=float,
+        metavar="R",
+        help="rearrange so many of the documents for fill-in-the-middle, as 0.5 for half of them (default: none)",
+    )
+
+
+def fim_documents(options: argparse.Namespace) -> FimDocuments | None:
+    """Which documents ``--fim-rate`` and ``--seed`` choose, for verbs that take them; None without.
+
+    Raises:
+        OptionError: a value is impossible.
+    """
+    rate = getattr(options, "fim_rate", None)
+    return None if rate is None else FimDocuments(rate, SEED if options.seed is None else options.seed)
+
+
 def add_seed(options: Options, meaning: str, default: int | None = None) -> None:
     """``--seed``.
 
@@ -251,15 +272,17 @@ def add_json(options: Options) -> None:
     options.add_argument("--json", action="store_true", help="print one JSON object instead of text; keys: see below")
 
 
-def columns_of_counts(targets_only: bool) -> dict[str, str]:
+def columns_of_counts(counts: Iterable[dict[str, int]]) -> dict[str, str]:
     """The columns of a table of indexes: for the title of each, its name among the counts of an index.
 
     Args:
-        targets_only: whether one of the indexes has targets only.
+        counts: of each index; some counts are of some indexes only.
     """
-    one_token = {"one token": "one_token_documents"} if targets_only else {}
-    columns = {"documents": "documents", "empty": "empty_documents"} | one_token
-    return columns | {"tokens": "tokens", "sequences": "sequences", "padding": "padding"}
+    names = {name for of_index in counts for name in of_index}
+    columns = {"documents": "documents", "empty": "empty_documents", "one token": "one_token_documents"}
+    columns |= {"fim": "fim_documents", "too long": "fim_too_long_documents"}
+    columns |= {"tokens": "tokens", "sequences": "sequences", "padding": "padding"}
+    return {title: name for title, name in columns.items() if name in names}
 
 
 def check_packing(options: argparse.Namespace) -> None:

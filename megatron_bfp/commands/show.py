@@ -13,7 +13,9 @@ from ..files import write_whole
 from ..indexed_dataset.reader import IndexedDataset
 from ..inspection.page import to_html
 from ..inspection.view import SequenceView, ShownChunk, to_text, view_sequence
+from ..integrations.fill_in_the_middle import fim_form, sentinel_ids
 from ..samples.balanced_dataset import BalancedDataset
+from ..samples.fill_in_the_middle import FimEpoch
 from ..sequence_index.key import SPLIT_NAMES
 from ..sequence_index.split import PackedSplit
 from ..tokenizers.interface import Tokenizer
@@ -24,6 +26,7 @@ from .shared import (
     add_cache_path,
     add_cap,
     add_even,
+    add_fim_rate,
     add_json,
     add_prefix,
     add_seed,
@@ -31,6 +34,7 @@ from .shared import (
     add_split,
     add_targets_only,
     add_tokenizer,
+    fim_documents,
 )
 
 DESCRIPTION = (
@@ -48,7 +52,7 @@ keys of --json:
   chunks: an object for each chunk, in order
     position (its first one in the sequence), length (inputs), targets
     document, offset (tokens of the document before the chunk),
-    document_length, part: whole, first, middle or last
+    document_length, part: whole, first, middle, last or rearranged
     text (with --tokenizer-model)"""
 
 
@@ -76,6 +80,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_cap(parser)
     add_even(parser)
     add_targets_only(parser)
+    add_fim_rate(parser)
+    parser.add_argument(
+        "--fim-spm-rate",
+        type=float,
+        default=0.5,
+        metavar="R",
+        help="share of them that are shown as suffix, prefix and middle (default: %(default)s)",
+    )
+    for name in ("prefix", "middle", "suffix"):
+        parser.add_argument(
+            f"--fim-{name}-token",
+            default=f"<fim_{name}>",
+            metavar="TEXT",
+            help=f"the token before the {name} (default: <fim_{name}>)",
+        )
     add_cache_path(parser)
     add_tokenizer(parser, "no text is shown")
     parser.add_argument("--text", action="store_true", help="print the text of every chunk in full")
@@ -97,7 +116,7 @@ def execute(options: argparse.Namespace) -> None:
     tokenizer = _load_tokenizer(options)
     packed_split = _open_split(options)
     wanted = _wanted(packed_split, options)
-    view = view_sequence(packed_split.index, wanted.sequence, wanted.origin)
+    view = view_sequence(packed_split.index, wanted.sequence, wanted.origin, _fim_epoch(options, wanted, tokenizer))
     content = _entry(view, packed_split, wanted, options, tokenizer) if options.json else None
     text = "" if options.json else to_text(view, tokenizer, options.text)
     if options.html is not None:
@@ -107,6 +126,17 @@ def execute(options: argparse.Namespace) -> None:
         say(text)
     else:
         say_json(content)
+
+
+def _fim_epoch(options: argparse.Namespace, wanted: "_Wanted", tokenizer: Tokenizer | None) -> FimEpoch | None:
+    """How rearranged documents are shown in the epoch of the sample, else in the first one."""
+    fim = fim_documents(options)
+    if fim is None or tokenizer is None:
+        return None
+    form = fim_form(
+        sentinel_ids(options, lambda texts: [*map(tokenizer.token_id, texts)]), tokenizer.eod, options.fim_spm_rate
+    )
+    return None if form is None else FimEpoch(form, fim.seed, wanted.epoch or 0)
 
 
 class _Wanted(NamedTuple):
@@ -215,7 +245,9 @@ def _check(options: argparse.Namespace) -> None:
     checked_cap(options.max_documents_per_sequence)
     if options.sample is not None and options.sample < 0:
         raise OptionError(f"--sample {options.sample}: samples are counted from 0")
-    if options.seed is not None and options.sample is None:
+    if fim_documents(options) is not None and options.tokenizer_model is None:
+        raise OptionError("--fim-rate needs --tokenizer-model, which has the tokens that it adds")
+    if options.seed is not None and options.sample is None and options.fim_rate is None:
         raise OptionError("--seed orders samples: give it with --sample, not with --sequence")
     if options.global_batch_size is not None:
         checked_count("--global-batch-size", options.global_batch_size)
@@ -244,6 +276,7 @@ def _open_split(options: argparse.Namespace) -> PackedSplit:
         options.data_cache_path,
         even_sequences=options.even_sequences,
         targets_only=options.targets_only,
+        fim=fim_documents(options),
         builds=False,
     )
     if packed_split is None:

@@ -85,7 +85,7 @@ def _verify(
 
 
 def _table(indexes: Sequence[SequenceIndex]) -> str:
-    columns = columns_of_counts(any(index.key.targets_only for index in indexes))
+    columns = columns_of_counts(index.counts for index in indexes)
     rows = [[index.key.name, "whole", *(index.counts.get(name, "") for name in columns.values())] for index in indexes]
     return format_table(["index", "state", *columns], rows)
 

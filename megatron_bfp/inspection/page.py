@@ -164,6 +164,9 @@ def _legend(view: SequenceView, has_texts: bool) -> str:
     if any(chunk.span.continues and not chunk.continues for chunk in view.chunks):
         text = "The document ends here. The token predicts its last one, which is no input (--targets-only)."
         rows.append(("<span>a</span> <em>→ <span>b</span> last token</em>", text))
+    if any(chunk.is_rearranged for chunk in view.chunks):
+        samples = "".join(f'<span class="{name}">a</span>' for name in ("prefix", "suffix", "middle"))
+        rows.append((samples, "Prefix, suffix and middle of a document that is rearranged for fill-in-the-middle."))
     if view.padding:
         rows.append(('<span class="n">pad</span>', "Padding: no target, no loss."))
     if has_texts:
@@ -212,6 +215,12 @@ class _Cells:
         self._has_target = view.sample.loss_mask > 0
         self._num_tokens, self._shows_all = view.num_tokens, view.seq_length <= SHOWN_WHOLE
         self._cuts = {chunk.end - 1 for chunk in view.chunks if chunk.continues}
+        self._part = {
+            chunk.begin + position: name
+            for chunk in view.chunks
+            for name, begin, end in chunk.parts
+            for position in range(begin, end)
+        }
         self._tokenizer = tokenizer
         self._text, self._quoted = lru_cache(maxsize=None)(self._text_of), lru_cache(maxsize=None)(self._quoted_of)
 
@@ -240,8 +249,9 @@ class _Cells:
         here = f"position {position:,}: token {self._quoted(token)}"
         if not self._has_target[position]:
             return f'<span class="n" title="{here}, no target: the document ends here">{self._text(token)}</span>'
-        kind = ' class="cut"' if position in self._cuts else ""
-        return f'<span{kind} title="{here}, target {self._quoted(label)}">{self._text(token)}</span>'
+        kind = "cut" if position in self._cuts else self._part.get(position)
+        shown_as = f' class="{kind}"' if kind else ""
+        return f'<span{shown_as} title="{here}, target {self._quoted(label)}">{self._text(token)}</span>'
 
     def _text_of(self, token: int) -> str:
         """A token's text, or its id, for its cell."""

@@ -11,6 +11,7 @@ import numpy as np
 
 from ..errors import OptionError
 from ..packing.chunks import ChunkSpan
+from ..samples.fill_in_the_middle import FimEpoch, RearrangedSpan
 from ..samples.sample import Sample, build_sample
 from ..sequence_index.reader import SequenceIndex
 from ..tables import WIDTH, format_table
@@ -31,6 +32,8 @@ class ShownChunk(NamedTuple):
     """Positions with loss."""
     continues: bool
     """Whether the document continues in a later sequence."""
+    parts: list[tuple[str, int, int]]
+    """For fill-in-the-middle: name, begin and end of its parts among the chunk's tokens; empty without."""
 
     @property
     def document(self) -> int:
@@ -53,8 +56,15 @@ class ShownChunk(NamedTuple):
         return self.offset + self.span.document_end - self.span.start
 
     @property
+    def is_rearranged(self) -> bool:
+        """Whether it is shown for fill-in-the-middle."""
+        return isinstance(self.span, RearrangedSpan)
+
+    @property
     def part(self) -> str:
         """Which part of its document this is, in words."""
+        if self.is_rearranged:
+            return "whole, rearranged for fill-in-the-middle with 3 tokens more"
         if self.offset == 0:
             return "begins here, continues in a later sequence" if self.continues else "whole"
         end = "continues in a later one" if self.continues else "ends here"
@@ -63,6 +73,8 @@ class ShownChunk(NamedTuple):
     @property
     def short_part(self) -> str:
         """The same in one word."""
+        if self.is_rearranged:
+            return "rearranged"
         if self.offset == 0:
             return "first" if self.continues else "whole"
         return "middle" if self.continues else "last"
@@ -104,11 +116,12 @@ class SequenceView:
         return int(np.count_nonzero(self.sample.loss_mask))
 
 
-def view_sequence(index: SequenceIndex, sequence: int, origin: str = "") -> SequenceView:
+def view_sequence(index: SequenceIndex, sequence: int, origin: str = "", fim: FimEpoch | None = None) -> SequenceView:
     """Read one sequence.
 
     Args:
         origin: which sample of a run it is, in words.
+        fim: how rearranged documents are shown; needed if the index has such ones.
 
     Raises:
         OptionError: there is no such sequence.
@@ -119,13 +132,17 @@ def view_sequence(index: SequenceIndex, sequence: int, origin: str = "") -> Sequ
     if not 0 <= sequence < len(index):
         raise OptionError(f"--sequence {sequence}: {index.path} has the sequences 0 to {len(index) - 1}")
     spans = index.chunk_spans(sequence)
-    sample = build_sample(index.dataset, spans, index.key.seq_length)
+    sample = build_sample(index.dataset, spans, index.key.seq_length, fim=fim)
     document_spans = index.dataset.spans(np.array([span.document for span in spans]))
     chunks = []
     for span, (document_start, _), begin in zip(spans, document_spans, sample.cu_seqlens.tolist(), strict=False):
         targets = int(np.count_nonzero(sample.loss_mask[begin : begin + span.num_tokens]))
         continues = span.end + index.key.targets_only < span.document_end
-        chunks.append(ShownChunk(span, begin, span.start - document_start, targets, continues))
+        parts = []
+        if fim is not None and isinstance(span, RearrangedSpan):
+            tokens = index.dataset.tokens(span.start, span.document_end - span.start)
+            parts = fim.parts(span.document, tokens)
+        chunks.append(ShownChunk(span, begin, span.start - document_start, targets, continues, parts))
     name = index.key.name
     return SequenceView(index.dataset.prefix, name, sequence, len(index), sample, chunks, origin)
 
@@ -143,7 +160,8 @@ def to_text(view: SequenceView, tokenizer: Any = None, whole_texts: bool = False
     header = ["positions", "document", "its tokens", "of", "targets", "part"]
     rows = []
     for chunk in view.chunks:
-        tokens = f"{chunk.offset:,} to {chunk.offset + chunk.length - 1:,}"
+        last = chunk.offset + chunk.span.end - chunk.span.start - 1
+        tokens = f"{chunk.offset:,} to {last:,}"
         rows.append([f"{chunk.begin:,} to {chunk.end - 1:,}", chunk.document, tokens, chunk.document_length])
         rows[-1] += [chunk.targets, chunk.short_part]
     if tokenizer:

@@ -31,10 +31,14 @@ from ..errors import OptionError
 from ..indexed_dataset.reader import IndexedDataset
 from ..progress import log_progress
 from ..samples.blends import check_weights
+from ..samples.fill_in_the_middle import FimDocuments, FimForm, FimTokens
 from ..samples.sample import build_sample, dense_attention_mask
 from ..sequence_index.key import split_fractions
 from ..sequence_index.split import PackedSplit
 from .sample_tensors import SampleTensors
+
+FIM_TOKENS = ("prefix", "middle", "suffix")
+FIM_FIELDS = ("fim_rate", "fim_spm_rate", "fim_extra_tokens")
 
 MOST_CORPORA = 32766
 """In a blend of megatron-core, which numbers them in int16 and leaves one out."""
@@ -44,7 +48,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class BFPGPTDatasetConfig(GPTDatasetConfig):
-    """``GPTDatasetConfig`` and four fields more.
+    """``GPTDatasetConfig`` and some fields more.
 
     ``create_attention_mask`` is off unless asked for: the mask is quadratic in the sequence, and attention takes its
     boundaries from ``cu_seqlens``.
@@ -63,6 +67,15 @@ class BFPGPTDatasetConfig(GPTDatasetConfig):
 
     targets_only: bool = False
     """Leave the last token of each document out of the inputs, as nothing is learned from it; see ``pack``."""
+
+    fim_rate: float | None = None
+    """The share of documents that are rearranged for fill-in-the-middle; None for none. The seed chooses them."""
+
+    fim_spm_rate: float = 0.5
+    """The share of them that are shown as suffix, prefix and middle; the others as prefix, suffix and middle."""
+
+    fim_extra_tokens: dict[str, int] | None = None
+    """Ids of the sentinels: prefix, middle and suffix; needed with ``fim_rate``."""
 
     model_vocab_size: int | None = None
     """Rows of the model's embedding, on all tensor-parallel ranks together: a sample with another id is an error that
@@ -83,7 +96,28 @@ class BFPGPTDatasetConfig(GPTDatasetConfig):
         for what, is_on in refused.items():
             if is_on:
                 raise OptionError(f"{what} cannot be used with --data-impl bfp")
+        if self.fim_rate is not None:
+            self._check_fim()
         self._warn_of_repeated_corpora()
+
+    @property
+    def fim_documents(self) -> FimDocuments | None:
+        """Which documents are rearranged; None without fill-in-the-middle."""
+        return None if self.fim_rate is None else FimDocuments(self.fim_rate, self.random_seed)
+
+    @property
+    def fim_form(self) -> FimForm | None:
+        """How they are shown; None without fill-in-the-middle."""
+        ids = self.fim_extra_tokens
+        if self.fim_rate is None or ids is None:
+            return None
+        return FimForm(FimTokens(ids["prefix"], ids["middle"], ids["suffix"], self.tokenizer.eod), self.fim_spm_rate)
+
+    def _check_fim(self) -> None:
+        ids = list((self.fim_extra_tokens or {}).values())
+        if set(self.fim_extra_tokens or {}) != set(FIM_TOKENS) or len({*ids, self.tokenizer.eod}) < len(ids) + 1:
+            raise OptionError(f"fim_extra_tokens: give an id of its own for each of {', '.join(FIM_TOKENS)}")
+        _ = self.fim_documents, self.fim_form  # they refuse impossible values
 
     def _check_blends(self) -> None:
         """Refuse blends that megatron-core would end with an assertion."""
@@ -148,10 +182,16 @@ class BFPGPTDataset(GPTDataset):
 
     @staticmethod
     def _key_config_attributes() -> list[str]:
-        return GPTDataset._key_config_attributes() + ["max_documents_per_sequence", "even_sequences", "targets_only"]
+        return GPTDataset._key_config_attributes() + [
+            "max_documents_per_sequence",
+            "even_sequences",
+            "targets_only",
+            *FIM_FIELDS,
+        ]
 
     def _build_document_sample_shuffle_indices(self) -> tuple[None, None, None]:
         """Called by GPTDataset's constructor instead of building its own three indices."""
+        self.fim_form = self.config.fim_form
         self.packed_split = self._open_split()
         self.sequence_index = None if self.packed_split is None else self.packed_split.index
         self.masked_input = self.config.tokenizer.eod if self.config.eod_mask_loss else None
@@ -165,6 +205,8 @@ class BFPGPTDataset(GPTDataset):
         fractions = config.split_matrix[split.value] if config.split_matrix else (0.0, 1.0)
         if fractions is None or self.num_samples == 0:
             return None
+        if self.fim_form is not None:
+            self.fim_form.check(self.dataset, config.model_vocab_size)
         packed_split = PackedSplit.open(
             self.dataset,
             config.sequence_length,
@@ -174,6 +216,7 @@ class BFPGPTDataset(GPTDataset):
             config.path_to_cache,
             even_sequences=config.even_sequences,
             targets_only=config.targets_only,
+            fim=config.fim_documents,
             progress=log_progress(logger),
         )
         if packed_split is not None and not len(packed_split):
@@ -249,6 +292,7 @@ class BFPGPTDataset(GPTDataset):
             bool(self.config.reset_position_ids),
             self.masked_input,
             self.config.model_vocab_size,
+            packed_split.fim_epoch(number, self.fim_form),
         )
         tensors = SampleTensors(zip(sample._fields, map(torch.from_numpy, sample)))
         if idx is None:

@@ -40,12 +40,12 @@ def shuffled(index: int, num_items: int, seed: int, epoch: int, identity: str) -
     """
     columns = isqrt(num_items - 1) + 1 if num_items > 1 else 1
     rows = -(-num_items // columns)
-    keys = _round_keys(seed, epoch, identity)
+    keys = round_keys(seed, epoch, identity)
     while True:
         left, right = divmod(index, columns)
         for first_key, second_key in zip(keys[::2], keys[1::2]):
-            left = (left + _hash(right, first_key)) % rows
-            right = (right + _hash(left, second_key)) % columns
+            left = (left + mixed(right, first_key)) % rows
+            right = (right + mixed(left, second_key)) % columns
         index = left * columns + right
         if index < num_items:
             return index
@@ -82,14 +82,14 @@ def shuffled_array(indexes: np.ndarray, num_items: int, seed: int, epoch: int, i
     """
     columns = np.uint64(isqrt(num_items - 1) + 1 if num_items > 1 else 1)
     rows = np.uint64(-(-num_items // int(columns)))
-    keys = np.array(_round_keys(seed, epoch, identity), dtype=np.uint64)
+    keys = np.array(round_keys(seed, epoch, identity), dtype=np.uint64)
     shuffled_indexes = indexes.astype(np.uint64)
     walking = np.arange(len(indexes))
     while len(walking):
         left, right = np.divmod(shuffled_indexes[walking], columns)
         for first_key, second_key in zip(keys[::2], keys[1::2]):
-            left = (left + _hash_array(right, first_key) % rows) % rows
-            right = (right + _hash_array(left, second_key) % columns) % columns
+            left = (left + mixed_array(right, first_key) % rows) % rows
+            right = (right + mixed_array(left, second_key) % columns) % columns
         shuffled_indexes[walking] = left * columns + right
         walking = walking[shuffled_indexes[walking] >= num_items]
     return shuffled_indexes.astype(np.int64)
@@ -109,20 +109,20 @@ def sequence_of_sample(sample: int, num_sequences: int, seed: int, identity: str
 
 
 @lru_cache(maxsize=KEYS_KEPT)
-def _round_keys(seed: int, epoch: int, identity: str) -> tuple[int, ...]:
+def round_keys(seed: int, epoch: int, identity: str) -> tuple[int, ...]:
     digest = hashlib.shake_256(f"{seed} {epoch} {identity}".encode()).digest(8 * ROUNDS)
     return tuple(int.from_bytes(digest[8 * i : 8 * i + 8], "little") for i in range(ROUNDS))
 
 
-def _hash(value: int, key: int) -> int:
+def mixed(value: int, key: int) -> int:
     """A 64-bit mix of a half and a round's key, by two rounds of multiply and shift."""
     mixed = ((value ^ key) * 0x9E3779B97F4A7C15) & _MASK
     mixed = ((mixed ^ (mixed >> 32)) * 0xD6E8FEB86659FD93) & _MASK
     return mixed ^ (mixed >> 32)
 
 
-def _hash_array(values: np.ndarray, key: np.uint64) -> np.ndarray:
-    """``_hash`` of many halves: uint64 wraps around by itself."""
+def mixed_array(values: np.ndarray, key: np.uint64) -> np.ndarray:
+    """``mixed`` of many halves: uint64 wraps around by itself."""
     mixed = (values ^ key) * np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)
     return mixed ^ (mixed >> np.uint64(32))

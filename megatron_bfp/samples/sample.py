@@ -16,6 +16,7 @@ import numpy as np
 
 from ..indexed_dataset.reader import IndexedDataset
 from ..packing.chunks import ChunkSpan
+from .fill_in_the_middle import FimEpoch, RearrangedSpan
 from .reused_memory import empty_array
 from .vocabulary import check_spans, has_others
 
@@ -44,6 +45,7 @@ def build_sample(
     reset_position_ids: bool = False,
     masked_input: int | None = None,
     vocab_size: int | None = None,
+    fim: FimEpoch | None = None,
 ) -> Sample:
     """Read the chunks of one sequence.
 
@@ -52,6 +54,7 @@ def build_sample(
         reset_position_ids: positions restart at every chunk.
         masked_input: a token id whose positions get no loss (EOD with Megatron's ``eod_mask_loss``).
         vocab_size: rows of the model's embedding; None to take any id.
+        fim: how rearranged documents are shown; needed if the index has such ones.
 
     Raises:
         IndexedDatasetError: the dataset is damaged, or an id is not in the vocabulary.
@@ -59,7 +62,23 @@ def build_sample(
     row = empty_array(seq_length + 1, dataset.dtype)
     boundaries, last_positions, last_targets, without_target, longest = [0], [], [], [], 0
     end = num_read = 0
-    for _, chunk_start, chunk_end, document_end in chunks:
+    for chunk in chunks:
+        document, chunk_start, chunk_end, document_end = chunk
+        if type(chunk) is RearrangedSpan:
+            length, num_after = chunk.num_tokens, document_end - chunk_end
+            begin, end = end, end + length
+            num_read = end + num_after
+            if fim is None:
+                raise ValueError("the index has documents for fill-in-the-middle: say how they are shown")
+            tokens = dataset.tokens(chunk_start, document_end - chunk_start)
+            fim.write(document, tokens, row[begin:num_read])
+            last_targets.append(row[end] if num_after else 0)
+            if not num_after:
+                without_target.append(end - 1)
+            last_positions.append(end - 1)
+            boundaries.append(end)
+            longest = max(longest, length)
+            continue
         length = chunk_end - chunk_start
         begin, end = end, end + length
         if chunk_end < document_end:  # it goes on: its next token is the last target

@@ -26,6 +26,7 @@ from ..packing.placing import place_documents, sort_documents
 from ..packing.positions import positions_of
 from ..packing.table import id_dtype, run_rows
 from ..progress import Progress, without_progress
+from ..samples.fill_in_the_middle import FimLengths, longest_rearranged
 from .fingerprints import idx_sha256
 from .format import canonical_json, metadata
 from .key import IndexKey, build_command, index_directories
@@ -220,7 +221,11 @@ def _write(dataset: IndexedDataset, key: IndexKey, directory: str, progress: Pro
 
 def packed_lengths(dataset: IndexedDataset, key: IndexKey) -> Any:
     """What is packed of each document of an index, in tokens: anything with a length whose slices are numpy arrays."""
-    return positions_of(dataset.document_lengths.range(key.first_document, key.end_document), key.targets_only)
+    lengths: Any = dataset.document_lengths.range(key.first_document, key.end_document)
+    if key.fim is not None:
+        longest = longest_rearranged(key.seq_length, key.targets_only)
+        lengths = FimLengths(lengths, key.fim, longest, key.first_document)
+    return positions_of(lengths, key.targets_only)
 
 
 def planned_runs(key: IndexKey, census: Census) -> list[Run]:

@@ -1,7 +1,8 @@
 """What an index consists of: a directory beside the dataset that numpy and ``cat`` can read::
 
     PREFIX.bfp/s2048-d0-969/           seq_length 2048, documents 0 to 968; -m8 is added for a cap of 8 documents,
-                                       -e for even sequences, -t for targets only
+                                       -e for even sequences, -t for targets only, -fim0.5-1234 for half of the
+                                       documents rearranged with seed 1234
         index.json                     counts, fingerprint of PREFIX.idx, checksums of each array and of this file
         runs.npy                       the three arrays of packing.table.SequenceTable
         document_ids.npy
@@ -21,6 +22,7 @@ import numpy as np
 from ..indexed_dataset.reader import IndexedDataset
 from ..packing.census import Census, blocks_of, num_blocks
 from ..progress import Progress, without_progress
+from ..samples.fill_in_the_middle import NUM_SENTINELS, longest_rearranged
 from .fingerprints import ends_sha256, file_sha256, sampled_fingerprint
 from .key import IndexKey
 
@@ -68,6 +70,8 @@ def metadata(
     }
     if key.targets_only:  # else there is no entry, so that older indexes stay as they are
         described["targets_only"] = True
+    if key.fim is not None:
+        described |= {"fim_rate": key.fim.rate, "fim_seed": key.fim.seed}
     return described | {"checksum": checksum(described)}
 
 
@@ -81,19 +85,31 @@ def _counts(
         "sequences": num_sequences,
         "tokens": census.num_tokens,
     }
+    if key.fim is None and not key.targets_only:
+        return counts
+    lengths = dataset.document_lengths.range(key.first_document, key.end_document)
+    num_empty = num_rearranged = num_too_long = 0
+    for first, block in progress(blocks_of(lengths), num_blocks(lengths), "counting documents"):
+        num_empty += len(block) - int(np.count_nonzero(block))
+        if key.fim is not None:
+            longest = longest_rearranged(key.seq_length, key.targets_only)
+            documents = np.arange(first, first + len(block)) + key.first_document
+            num_rearranged += int(np.count_nonzero(key.fim.are_rearranged(documents, block, longest)))
+            num_too_long += int(np.count_nonzero(key.fim.are_chosen(documents) & (block > longest)))
     if key.targets_only:  # the census is of all tokens but the last of each document
-        lengths = dataset.document_lengths.range(key.first_document, key.end_document)
-        blocks = progress(blocks_of(lengths), num_blocks(lengths), "counting empty documents")
-        num_empty = sum(len(block) - int(np.count_nonzero(block)) for _, block in blocks)
         counts["empty_documents"], counts["one_token_documents"] = num_empty, census.num_empty - num_empty
-        counts["tokens"] += census.num_documents - num_empty
+    if key.fim is not None:  # it is of sentinels, too
+        counts["fim_documents"], counts["fim_too_long_documents"] = num_rearranged, num_too_long
+    counts["tokens"] -= num_inputs(key, counts | {"tokens": 0})
     return counts
 
 
 def num_inputs(key: IndexKey, counts: dict[str, int]) -> int:
-    """Positions that hold a token, from the other counts: all tokens or, with targets only, those with a target."""
+    """Positions that hold a token, from the other counts: all tokens or, with targets only, those with a target; and
+    the sentinels of fill-in-the-middle."""
     last_tokens = counts["documents"] - counts["empty_documents"] if key.targets_only else 0
-    return counts["tokens"] - last_tokens
+    sentinels = NUM_SENTINELS * counts["fim_documents"] if key.fim is not None else 0
+    return counts["tokens"] - last_tokens + sentinels
 
 
 def canonical_json(metadata: dict[str, Any]) -> bytes:

@@ -14,9 +14,12 @@ import numpy as np
 from ..arguments import checked_cap, checked_seq_length
 from ..errors import OptionError, SequenceIndexError
 from ..indexed_dataset.reader import IndexedDataset
+from ..samples.fill_in_the_middle import FimDocuments
 from .fingerprints import sampled_fingerprint
 
-NAME = re.compile(r"s([1-9][0-9]*)-d(0|[1-9][0-9]*)-(0|[1-9][0-9]*)(?:-m([1-9][0-9]*))?(-e)?(-t)?")
+NAME = re.compile(
+    r"s([1-9][0-9]*)-d(0|[1-9][0-9]*)-(0|[1-9][0-9]*)(?:-m([1-9][0-9]*))?(-e)?(-t)?(?:-fim(0\.[0-9]*[1-9]|1)-(0|[1-9][0-9]*))?"
+)
 SPLIT_NAMES = ("train", "valid", "test")
 
 
@@ -32,6 +35,8 @@ class IndexKey:
     even_sequences: bool = False
     targets_only: bool = False
     """Whether only tokens with a target are inputs, all but the last of each document."""
+    fim: FimDocuments | None = None
+    """Which documents are rearranged for fill-in-the-middle; None for none."""
 
     def __post_init__(self) -> None:
         checked: dict[str, int | None] = {"seq_length": checked_seq_length("seq_length", self.seq_length)}
@@ -48,7 +53,8 @@ class IndexKey:
         """The directory's name."""
         cap = "" if self.max_documents_per_sequence is None else f"-m{self.max_documents_per_sequence}"
         flags = "-e" * self.even_sequences + "-t" * self.targets_only
-        return f"s{self.seq_length}-d{self.first_document}-{self.end_document}{cap}{flags}"
+        fim = "" if self.fim is None else f"-fim{self.fim}"
+        return f"s{self.seq_length}-d{self.first_document}-{self.end_document}{cap}{flags}{fim}"
 
     @classmethod
     def for_split(
@@ -60,6 +66,7 @@ class IndexKey:
         max_documents_per_sequence: int | None = None,
         even_sequences: bool = False,
         targets_only: bool = False,
+        fim: FimDocuments | None = None,
     ) -> "IndexKey | None":
         """The index that a run's options mean: the one answer for datasets, tools and checks before a run.
 
@@ -71,6 +78,7 @@ class IndexKey:
             max_documents_per_sequence: the run's cap on documents.
             even_sequences: whether the run has ``--even-sequences``.
             targets_only: whether the run has ``--targets-only``.
+            fim: the run's ``--fim-rate`` and ``--seed``; None without fill-in-the-middle.
 
         Returns:
             None if ``split`` gives this split no share.
@@ -79,7 +87,7 @@ class IndexKey:
             OptionError: an argument is not what is described above.
         """
         documents, rule = split_range(num_documents, split, split_name), (max_documents_per_sequence, even_sequences)
-        return None if documents is None else cls(seq_length, *documents, *rule, targets_only)
+        return None if documents is None else cls(seq_length, *documents, *rule, targets_only, fim)
 
     @classmethod
     def for_fractions(
@@ -90,12 +98,13 @@ class IndexKey:
         max_documents_per_sequence: int | None = None,
         even_sequences: bool = False,
         targets_only: bool = False,
+        fim: FimDocuments | None = None,
     ) -> "IndexKey | None":
         """As ``for_split``, for one entry of megatron-core's ``config.split_matrix``: where a split begins and ends."""
         if fractions is None:
             return None
         documents, rule = document_range(fractions, num_documents), (max_documents_per_sequence, even_sequences)
-        return cls(seq_length, *documents, *rule, targets_only)
+        return cls(seq_length, *documents, *rule, targets_only, fim)
 
     @classmethod
     def from_name(cls, name: str) -> "IndexKey | None":
@@ -103,10 +112,12 @@ class IndexKey:
         match = NAME.fullmatch(name)
         if match is None:
             return None
-        seq_length, first, end, cap, *flags = match.groups()
-        is_set = [flag is not None for flag in flags]
+        seq_length, first, end, cap, *flags, rate, seed = match.groups()
+        is_even, is_targets_only = (flag is not None for flag in flags)
         try:
-            return cls(int(seq_length), int(first), int(end), None if cap is None else int(cap), *is_set)
+            fim = None if rate is None else FimDocuments(float(rate), int(seed))
+            most = None if cap is None else int(cap)
+            return cls(int(seq_length), int(first), int(end), most, is_even, is_targets_only, fim)
         except OptionError:
             return None
 
@@ -206,6 +217,7 @@ def build_command(dataset: IndexedDataset, key: IndexKey, split: str | None = No
     if key.max_documents_per_sequence is not None:
         words += ["--max-documents-per-sequence", str(key.max_documents_per_sequence)]
     words += ["--even-sequences"] * key.even_sequences + ["--targets-only"] * key.targets_only
+    words += [] if key.fim is None else ["--fim-rate", str(key.fim).split("-")[0], "--seed", str(key.fim.seed)]
     if (key.first_document, key.end_document) != (0, dataset.num_documents):
         words += ["--split", split or _split_with(key, dataset.num_documents)]
     return shlex.join(words)

@@ -20,6 +20,7 @@ from ..indexed_dataset.memory_maps import expect_scattered_reads, load_array
 from ..indexed_dataset.reader import IndexedDataset
 from ..packing.chunks import ChunkSpan
 from ..packing.table import SequenceTable, id_dtype
+from ..samples.fill_in_the_middle import NUM_SENTINELS, FimDocuments, RearrangedSpan, longest_rearranged
 from .fingerprints import ends_sha256, sampled_fingerprint
 from .format import ARRAYS, FORMAT, VERSION, canonical_json, checksum, num_inputs
 from .key import IndexKey, build_command, damaged, remedy
@@ -37,7 +38,8 @@ class SequenceIndex:
     Attributes:
         key: what the index is for.
         counts: the counts of index.json: documents, empty_documents, tokens, sequences, padding; with targets only also
-            one_token_documents, which are in no sequence.
+            one_token_documents, which are in no sequence; with fill-in-the-middle also fim_documents, which are
+            rearranged, and fim_too_long_documents, which were chosen and have no room for sentinels.
         idx_sha256: of the whole .idx that it was built from, in hexadecimal.
         identity: what distinguishes it from other indexes, wherever it and its dataset lie: ``idx_sha256``, its name.
         checksum: of everything that it holds: sha256 in hexadecimal, the same for equal indexes on all hosts.
@@ -86,10 +88,14 @@ class SequenceIndex:
                 self._refuse(sequence, f"names document {document}")
         idx_sequences = None if self._shift is None else entry.documents + self._shift
         document_spans = self.dataset.spans(entry.documents, idx_sequences)
-        chunks, num_tokens = entry.chunk_spans(document_spans, key.seq_length, key.targets_only), 0
+        chunks, sentinels = entry.chunk_spans(document_spans, key.seq_length, key.targets_only), 0
+        if key.fim is not None:
+            chunks = self._with_rearranged(chunks, documents, document_spans, key.fim)
+            sentinels = NUM_SENTINELS * sum(type(chunk) is RearrangedSpan for chunk in chunks)
+        num_tokens = sentinels
         if entry.full_chunk is not None:
             ((start, end),) = document_spans
-            if entry.full_chunks != (end - start - key.targets_only) // key.seq_length:
+            if entry.full_chunks != (end - start - key.targets_only + sentinels) // key.seq_length:
                 self._refuse(sequence, f"does not match the length of document {documents[0]}")
         for _, start, end, _ in chunks:
             if start == end:
@@ -98,6 +104,23 @@ class SequenceIndex:
         if num_tokens > key.seq_length:
             self._refuse(sequence, "has more tokens than fit")
         return chunks
+
+    def _with_rearranged(
+        self,
+        chunks: list[ChunkSpan],
+        documents: list[int],
+        document_spans: list[tuple[int, int]],
+        fim: FimDocuments,
+    ) -> list[ChunkSpan]:
+        """The chunks, of which those of rearranged documents are ``RearrangedSpan``."""
+        lengths = [end - start for start, end in document_spans]
+        longest = longest_rearranged(self.key.seq_length, self.key.targets_only)
+        is_rearranged = fim.are_rearranged_list(documents, lengths, longest)
+        unused, new = int(self.key.targets_only), tuple.__new__
+        return [
+            new(RearrangedSpan, (chunk[0], start, end - unused, end)) if is_it else chunk
+            for chunk, (start, end), is_it in zip(chunks, document_spans, is_rearranged, strict=True)
+        ]
 
     def work(self, sequences: Any) -> np.ndarray:
         """The work of sequences, from the index alone: no document is read. See ``SequenceTable.work``.
@@ -149,7 +172,9 @@ def _read_metadata(path: str, key: IndexKey, dataset: IndexedDataset) -> dict[st
     if not _has_form(metadata) or metadata["checksum"] != checksum(metadata):
         raise damaged(path, dataset, "index.json was altered")
     described = (metadata["seq_length"], *metadata["documents"], metadata["max_documents_per_sequence"])
-    if (*described, metadata["even_sequences"], metadata.get("targets_only", False)) != dataclasses.astuple(key):
+    fim = (metadata["fim_rate"], metadata["fim_seed"]) if "fim_rate" in metadata else None
+    described += (metadata["even_sequences"], metadata.get("targets_only", False), fim)
+    if described != dataclasses.astuple(key):
         raise damaged(path, dataset, "index.json describes another index; the directory was renamed")
     return metadata
 
@@ -157,10 +182,13 @@ def _read_metadata(path: str, key: IndexKey, dataset: IndexedDataset) -> dict[st
 def _has_form(metadata: dict[str, Any]) -> bool:
     """Whether index.json has the entries that ``format.metadata`` writes, with their types."""
     counts = ["documents", "empty_documents", "padding", "sequences", "tokens"]
-    of_targets_only = {}
+    if_asked_for: dict[str, Any] = {}
     if "targets_only" in metadata:
         counts.append("one_token_documents")
-        of_targets_only["targets_only"] = True
+        if_asked_for["targets_only"] = True
+    if "fim_rate" in metadata:
+        counts += ["fim_documents", "fim_too_long_documents"]
+        if_asked_for |= {"fim_rate": 0.5, "fim_seed": 0}
     example = {
         "checksum": "",
         "counts": dict.fromkeys(counts, 0),
@@ -171,7 +199,7 @@ def _has_form(metadata: dict[str, Any]) -> bool:
         "format": "",
         "seq_length": 0,
         "version": 0,
-    } | of_targets_only
+    } | if_asked_for
 
     def same_form(value: Any, model: Any) -> bool:
         if type(value) is not type(model):

@@ -12,6 +12,7 @@ from ..errors import OptionError
 from ..indexed_dataset.reader import IndexedDataset
 from ..packing.chunks import ChunkSpan
 from ..progress import Progress, without_progress
+from ..samples.fill_in_the_middle import FimDocuments, FimEpoch, FimForm
 from ..samples.order import sequence_of_sample, sequences_of_samples
 from .builder import open_or_build, open_or_refuse
 from .key import IndexKey
@@ -38,6 +39,7 @@ class PackedSplit:
         *,
         even_sequences: bool = False,
         targets_only: bool = False,
+        fim: FimDocuments | None = None,
         builds: bool = True,
         progress: Progress = without_progress,
     ) -> "PackedSplit | None":
@@ -51,6 +53,7 @@ class PackedSplit:
             max_documents_per_sequence: the run's cap on documents.
             even_sequences: whether the run has ``--even-sequences``.
             targets_only: whether the run has ``--targets-only``.
+            fim: the run's ``--fim-rate`` and ``--seed``; None without fill-in-the-middle.
             builds: build the index if it is missing; otherwise that is an error.
 
         Returns:
@@ -60,7 +63,7 @@ class PackedSplit:
             OptionError: an argument is not what is described above.
             SequenceIndexError: the index is damaged, or it is missing and cannot be built.
         """
-        rule = max_documents_per_sequence, even_sequences, targets_only
+        rule = max_documents_per_sequence, even_sequences, targets_only, fim
         if isinstance(split, tuple):
             key = IndexKey.for_fractions(dataset.num_documents, seq_length, split, *rule)
         else:
@@ -112,6 +115,16 @@ class PackedSplit:
     def chunk_spans(self, sample: int, seed: int) -> list[ChunkSpan]:
         """The chunks of a sample, as ``SequenceIndex.chunk_spans`` gives them."""
         return self.index.chunk_spans(self.sequence_of(sample, seed))
+
+    def fim_epoch(self, sample: int, form: FimForm | None) -> FimEpoch | None:
+        """How rearranged documents are shown in the epoch of a sample; None without fill-in-the-middle.
+
+        Args:
+            sample: >= 0, counted over all epochs.
+            form: the form that the run gives them.
+        """
+        fim = self.index.key.fim
+        return None if fim is None or form is None else FimEpoch(form, fim.seed, sample // len(self))
 
     def refuse_in_blend(self) -> NoReturn:
         """Refuse a split without sequences as part of a blend, which has a weight for each of its datasets."""

@@ -47,6 +47,7 @@ class HuggingFaceTokenizer(Tokenizer):
         for option, token in (("--eod-token", eod_token), ("--bos-token", bos_token)):
             if token is not None and token not in vocabulary:
                 raise OptionError(f"{option} {token!r}: not in the vocabulary of {file_path}")
+        self._vocabulary = vocabulary
         self.eod = None if eod_token is None else vocabulary[eod_token]
         if bos_name is not None and bos_name in vocabulary:
             self.bos = vocabulary[bos_name]
@@ -55,6 +56,10 @@ class HuggingFaceTokenizer(Tokenizer):
         self.warning = self._disagreement(config)
         if needs_eod and eod_token is not None and self.eod in self.encode_batch([eod_token])[0]:
             raise self._eod_is_in_texts(eod_token)
+
+    def token_id(self, text: str) -> int | None:
+        """As ``Tokenizer.token_id``."""
+        return self._vocabulary.get(text)
 
     def _load(self, path: str) -> dict[str, int]:
         """Load the file; returns its vocabulary, token -> id.

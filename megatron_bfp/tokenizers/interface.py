@@ -54,6 +54,10 @@ class Tokenizer(ABC):
         """Texts of tokens that are not ordinary pieces: special, control, user-defined and added ones."""
 
     @abstractmethod
+    def token_id(self, text: str) -> int | None:
+        """The id of the token of this text, special or not; None if there is none."""
+
+    @abstractmethod
     def pieces(self, ids: Sequence[int]) -> list[bytes]:
         """The text of each token, in UTF-8. A token may hold only some of a character's bytes.
 

@@ -82,6 +82,10 @@ class SentencePieceTokenizer(Tokenizer):
             raise OptionError(f"{option} {token!r}: not in the vocabulary of {self.path}")
         return self._texts.index(token)
 
+    def token_id(self, text: str) -> int | None:
+        """As ``Tokenizer.token_id``."""
+        return self._texts.index(text) if text in self._texts else None
+
     def _markers(self) -> set[int]:
         """The user-defined pieces that a text must not become."""
         numbers = self._ids_of_type(USER_DEFINED)

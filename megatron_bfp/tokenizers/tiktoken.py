@@ -136,6 +136,10 @@ class TikTokenizer(Tokenizer):
             )
         return self._ids.get(token if token is not None else usual)
 
+    def token_id(self, text: str) -> int | None:
+        """As ``Tokenizer.token_id``."""
+        return self._ids.get(text, self.ranks.get(text.encode()))
+
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """As ``Tokenizer.encode_batch``."""
         return [self._encode(text) for text in texts]

@@ -36,6 +36,7 @@ def test_the_table_and_the_json_tell_the_same(write_dataset, tmp_path, benchmark
     assert {
         "BFPGPTDataset",
         "BFPGPTDataset, targets only",
+        "BFPGPTDataset, fill-in-the-middle",
         "GPTDataset, no mask",
         "GPTDataset, reset_attention_mask",
     } <= names

@@ -21,6 +21,7 @@ from helpers.datasets import ROOT, documents_of, write
 
 from megatron_bfp.commands.main import main as command_line
 from megatron_bfp.errors import InputError, OptionError, SequenceIndexError
+from megatron_bfp.samples.fill_in_the_middle import FimDocuments
 from megatron_bfp.sequence_index.builder import build
 from megatron_bfp.sequence_index.key import (
     SPLIT_NAMES,
@@ -198,6 +199,27 @@ def test_the_plan_looks_for_targets_only(dataset):
     assert training_sequences(dataset.prefix, of_the_example(*words)) == len(index)
 
 
+def test_the_plan_looks_for_fill_in_the_middle(dataset):
+    words = (
+        "--data-path",
+        dataset.prefix,
+        "--seq-length",
+        "16",
+        "--split",
+        "70,30",
+        "--fim-rate",
+        "0.5",
+        "--seed",
+        "7",
+    )
+    for trainer in ("pretrain_gpt", "megatron_lm", "megatron_deepspeed"):
+        with pytest.raises(SequenceIndexError, match="s16-d0-7-fim0.5-7.* --fim-rate 0.5 --seed 7 --split 70,30$"):
+            training_sequences(dataset.prefix, of(trainer, *words, "--data-impl", "bfp"))
+    key = IndexKey(16, 0, 7, fim=FimDocuments(0.5, 7))
+    index = build(dataset, key, index_directory(dataset.prefix))
+    assert training_sequences(dataset.prefix, of_the_example(*words)) == len(index)
+
+
 def test_the_plan_says_that_batches_are_composed_by_cost():
     def said(*words):
         options = of_the_example(*words)
@@ -359,13 +381,13 @@ def test_fault_B12_the_command_that_shows_a_spike_is_quoted(tmp_path):
     from trainer.reports import show_command
 
     fields = {"split": "80, 20", "max_documents_per_sequence": 3, "data_cache_path": "a b"}
-    fields |= {"even_sequences": True, "targets_only": True}
+    fields |= {"even_sequences": True, "targets_only": True, "fim_rate": None}
     options = argparse.Namespace(seq_length=8, **fields)
     words = words_in_bash(show_command(options), tmp_path)
     assert words[:6] == ["show", "PREFIX", "--seq-length", "8", "--split", "80, 20"]
     assert words[6:10] == ["--max-documents-per-sequence", "3", "--data-cache-path", "a b"]
     assert words[10:12] == ["--even-sequences", "--targets-only"]
     fields = {"split": "1", "max_documents_per_sequence": None, "data_cache_path": None}
-    fields |= {"even_sequences": False, "targets_only": False}
+    fields |= {"even_sequences": False, "targets_only": False, "fim_rate": None}
     options = argparse.Namespace(seq_length=8, **fields)
     assert not any(word in show_command(options) for word in ("cap", "None", "even", "targets"))

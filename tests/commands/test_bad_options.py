@@ -74,6 +74,8 @@ VALUES = [
     ("index data --seq-length 8 --max-documents-per-sequence 0", "max_documents_per_sequence"),
     ("index --seq-length 8 data", "'data' is not a number of tokens; give the paths of datasets before --seq-length"),
     ("index gone --seq-length 8", "gone.idx: no such file"),
+    ("index data --seq-length 8 --seed 7", "--seed chooses documents for fill-in-the-middle: give it with --fim-rate"),
+    ("index data --seq-length 8 --fim-rate 1.5", "--fim-rate 1.5: give a number above 0"),
     ("merge a --output-prefix out --split 9,1", "--split needs --seq-length"),
     ("merge a --output-prefix out --max-documents-per-sequence 3", "--max-documents-per-sequence needs --seq-length"),
     ("merge a --output-prefix out --even-sequences", "--even-sequences needs --seq-length"),

@@ -156,6 +156,19 @@ def test_targets_only_is_in_names_and_objects(text_and_json, prefixes):
     assert "one token" in "\n".join(text)
 
 
+def test_fill_in_the_middle_is_in_names_and_objects(text_and_json, prefixes):
+    fim = (prefixes[0], *SPLIT[:2], "--fim-rate", 0.5, "--targets-only")
+    text, content = text_and_json("index", *fim)
+    (index,) = content["datasets"][0]["indexes"]
+    assert index["name"].endswith("-t-fim0.5-1234") and (index["fim_rate"], index["fim_seed"]) == (0.5, 1234)
+    assert index["fim_documents"] > 0 and "too long" in "\n".join(text)
+    (other,) = text_and_json("index", *fim, "--seed", 7)[1]["datasets"][0]["indexes"]
+    assert other["name"].endswith("-fim0.5-7") and other["path"] != index["path"]
+    text, content = text_and_json("verify", prefixes[0])
+    verified = content["datasets"][0]["indexes"]
+    assert {row["fim_seed"] for row in verified} >= {7, 1234} and "fim" in "\n".join(text)
+
+
 def test_even_sequences_are_in_names_and_objects(text_and_json, prefixes):
     even = (prefixes[1], *SPLIT, "--even-sequences")
     indexes = text_and_json("index", *even)[1]["datasets"][0]["indexes"]

@@ -15,6 +15,7 @@ from megatron_bfp.inspection import page as sequence_page
 from megatron_bfp.inspection.page import to_html
 from megatron_bfp.inspection.view import headline, printable, to_text, view_sequence
 from megatron_bfp.samples.balance import balanced_order
+from megatron_bfp.samples.fill_in_the_middle import FimDocuments
 from megatron_bfp.samples.order import shuffled
 from megatron_bfp.samples.sample import build_sample
 from megatron_bfp.sequence_index.builder import build
@@ -231,6 +232,27 @@ def test_with_targets_only_the_last_token_is_shown_as_a_target(write_dataset):
     assert "The token predicts its last one, which is no input" in page and "No target, so no loss" not in page
     assert [cell[0] for cell in Page(page).cells] == [None] * 3 + ["n"] * 5
     assert "3 tokens in 2 chunks, 5 padding, 3 targets" in headline(view)
+
+
+def test_parts_of_a_rearranged_document_are_marked(tmp_path, write_dataset, tokenizer_file, capsys):
+    dataset = write_dataset([[*range(300, 340), 0]] * 3)
+    fim = ("--fim-rate", "1", "--fim-prefix-token", "<|pad|>", "--fim-middle-token", "a", "--fim-suffix-token", "b")
+    call = ("show", dataset.prefix, "--seq-length", "44", *fim, "--tokenizer-model", tokenizer_file, "--eod-token", EOD)
+    build(dataset, IndexKey(44, 0, 3, fim=FimDocuments(1, 7)), index_directory(dataset.prefix))
+    shown = []
+    for sample in ("0", "3"):  # of two epochs
+        command.main([*call, "--seed", "7", "--sample", sample, "--html", str(tmp_path / "page.html")])
+        assert "0 to 40" in (printed := capsys.readouterr().out) and "rearranged" in printed
+        page = (tmp_path / "page.html").read_text()
+        assert "Prefix, suffix and middle of a document that is rearranged" in page and "3 tokens more" in page
+        shown.append([cell[0] for cell in Page(page).cells])
+        kinds = {kind: shown[-1].count(kind) for kind in ("prefix", "suffix", "middle", None)}
+        assert sum(kinds.values()) == 43 and kinds["prefix"] + kinds["suffix"] + kinds["middle"] == 40
+    assert shown[0] != shown[1]
+    command.main([*call, "--seed", "7", "--sequence", "0", "--json"])
+    assert '"part": "rearranged"' in capsys.readouterr().out
+    with pytest.raises(BFPError, match="--fim-rate needs --tokenizer-model"):
+        command.main([*call[:6], "--sequence", "0"])
 
 
 def test_segments_of_bar_and_mask_are_to_scale(dataset):

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 from helpers.datasets import ROOT, write
 from helpers.launching import ENVIRONMENT
-from helpers.real_megatron.deepspeed import ALONG, NEEDS_CHECKOUT, PACKED, STEP, launch, losses, train, watched
+from helpers.real_megatron.deepspeed import ALONG, EOD, NEEDS_CHECKOUT, PACKED, STEP, launch, losses, train, watched
 
 from megatron_bfp.integrations.megatron_deepspeed.dataset import build_splits
 from megatron_bfp.samples.balance import balanced_order
+from megatron_bfp.samples.fill_in_the_middle import FimForm, FimTokens
 
 pytestmark = [pytest.mark.integration, NEEDS_CHECKOUT]
 
@@ -43,16 +44,30 @@ def test_a_blend_with_prebuilt_indexes_is_exact(checkout, corpus):
     assert digests == expected
 
 
+def test_documents_are_rearranged_for_fill_in_the_middle(checkout, corpus):
+    options = ["--fim-rate", 0.5, "--fim-prefix-token", 508, "--fim-middle-token", 509, "--fim-suffix-token", 510]
+    keywords = {"watched": "batches", "micro_batch": 1, "iters": 2}
+    _, output = train(checkout, corpus, *PACKED, *ALONG, *options, "--targets-only", **keywords)
+    digests = [digest for line in watched(output) for digest in line["digests"]][:16]
+    for spm_rate, is_same in ((0.5, True), (1.0, False)):
+        form = FimForm(FimTokens(prefix=508, middle=509, suffix=510, eod=EOD), spm_rate)
+        keywords = {"targets_only": True, "fim_rate": 0.5, "fim_form": form}
+        part = build_splits(str(corpus / "text"), "90,5,5", [100] * 3, 128, 1234, **keywords)[0]
+        ordered = in_balanced_batches([(part, number) for number in range(16)], 8, micro_batch=1)
+        assert (digests == [digest_of(part, number) for part, number in ordered]) == is_same
+
+
 def digest_of(dataset, number):
     return hashlib.sha256(dataset[number]["text"].tobytes()).hexdigest()
 
 
-def in_balanced_batches(samples, size):
+def in_balanced_batches(samples, size, micro_batch=2):
     """Samples, as pairs of a dataset and a number, in the order of each global batch that balances their work."""
     samples = list(samples)
     for start in range(0, len(samples), size):
         batch = samples[start : start + size]
-        order = balanced_order(np.array([int(part.work_of([number])[0]) for part, number in batch]))
+        work = np.array([int(part.work_of([number])[0]) for part, number in batch])
+        order = balanced_order(work, micro_batch)
         yield from (batch[place] for place in order)
 
 

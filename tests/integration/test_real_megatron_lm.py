@@ -66,17 +66,27 @@ def test_without_the_flag_nothing_changes(checkout, corpus, plugin_enabled):
     assert untouched == train(checkout, corpus, by_module, *masking, "--data-impl", "mmap")[0]
 
 
+FIM = ["--fim-rate", 0.5, "--fim-prefix-token", 520, "--fim-middle-token", 521, "--fim-suffix-token", 522]
+"""NullTokenizer's tokens are numbers; the embedding has 600 rows."""
+
+
+def index_names(output):
+    """The endings of the names of the indexes that a run says it uses."""
+    return " ".join(re.findall(r"/s128-d\d+-\d+(\S*) \(", output))
+
+
 @pytest.mark.parametrize(
     "options",
-    [[], ["--reset-position-ids", "--eod-mask-loss"], ["--targets-only"]],
-    ids=["plain", "reset", "targets only"],
+    [[], ["--reset-position-ids", "--eod-mask-loss"], ["--targets-only"], ["--targets-only", *FIM]],
+    ids=["plain", "reset", "targets only", "fill-in-the-middle"],
 )
 def test_the_first_loss_is_that_of_the_chunks_alone(checkout, corpus, options):
     script = [ON_CPU / "watched.py", "alone", checkout / "pretrain_gpt.py"]
     steps, output = train(checkout, corpus, script, "--data-impl", "bfp", "--train-iters", 1, *options)
     batches = watched(output)
     assert len(batches) == 4
-    assert ("-t (" in output) == ("--targets-only" in options)
+    assert ("-t" in index_names(output)) == ("--targets-only" in options)
+    assert ("-t-fim0.5-1234" in index_names(output)) == ("--fim-rate" in options)
     targets = sum(batch["targets"] for batch in batches)
     for positions in ("alone", "unchanged"):
         assert losses(steps)[0] == pytest.approx(sum(batch[positions] for batch in batches) / targets, rel=1e-6)

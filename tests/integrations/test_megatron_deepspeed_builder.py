@@ -89,13 +89,14 @@ def test_a_split_without_documents_is_none_and_refused_in_a_blend(write_dataset)
 )
 def test_options_reach_the_datasets_of_megatron_deepspeed_s_builder(monkeypatch, paths, is_in_blend):
     args = SimpleNamespace(data_path=paths, max_documents_per_sequence=3, padded_vocab_size=512)
-    args.even_sequences, args.targets_only = True, False
+    args.even_sequences, args.targets_only, args.fim_rate = True, False, None
     calls = []
     monkeypatch.setattr(builder, "parsed_options", lambda: args)
     monkeypatch.setattr(builder, "build_splits", lambda *rest, **keywords: calls.append((rest, keywords)))
     build_packed = builder.build_packed_splits(None)
     build_packed("text", "bfp", "9,1,0", [4, 5, 6], 32, 7, True, data_cache_path="cache")
     keywords = {"is_in_blend": is_in_blend, "vocab_size": 512, "even_sequences": True, "targets_only": False}
+    keywords |= {"fim_rate": None, "fim_form": None}
     assert calls == [(("text", "9,1,0", [4, 5, 6], 32, 7, 3, "cache"), keywords)]
 
 
@@ -109,7 +110,7 @@ def test_fault_A13_ids_outside_the_vocabulary_are_named(write_dataset, monkeypat
     with pytest.raises(IndexedDatasetError, match=reason):
         list(train)
     args = SimpleNamespace(data_path=[], max_documents_per_sequence=None, even_sequences=False, padded_vocab_size=last)
-    args.targets_only, args.balance_batches = False, 0
+    args.targets_only, args.fim_rate, args.balance_batches = False, None, 0
     args.consumed_train_samples = args.consumed_valid_samples = 0
     monkeypatch.setattr(builder, "parsed_options", lambda: args)
     of_a_split = builder.build_packed_split(None)
@@ -180,7 +181,7 @@ def test_even_sequences_and_targets_only_reach_the_indexes(write_dataset, monkey
         rule = {"even_sequences": even, "targets_only": targets_only}
         train, *_ = build_splits(prefix, "1,0,0", [1, 1, 1], LENGTH, 7, 3, **rule)
         assert train.sequence_index.key.name.endswith(end)
-        args = SimpleNamespace(max_documents_per_sequence=3, padded_vocab_size=None, **rule)
+        args = SimpleNamespace(max_documents_per_sequence=3, padded_vocab_size=None, fim_rate=None, **rule)
         monkeypatch.setattr(builder, "parsed_options", lambda args=args: args)
         split = builder.build_packed_split(None)("train", prefix, "bfp", "", 1, LENGTH, 7, True)
         assert split.sequence_index.key.name.endswith(end)

@@ -16,7 +16,7 @@ from megatron_bfp.samples.balanced_dataset import BalancedDataset
 
 def options(**changed):
     known = {"dataloader_inter_document_masking": True, "context_parallel_size": 1, "dataloader_type": None}
-    known |= {"balance_batches": 0}
+    known |= {"balance_batches": 0, "fim_rate": None, "fim_spm_rate": 0.5}
     return argparse.Namespace(**(known | {"data_impl": "bfp"} | changed))
 
 

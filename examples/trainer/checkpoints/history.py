@@ -31,7 +31,8 @@ ORDER_SAMPLES = 16
 """How many of the consumed samples are looked up for the digest of their order."""
 DATA_OPTIONS = ("seed", "split", "seq_length", "data_impl", "max_documents_per_sequence")
 DATA_OPTIONS += ("even_sequences", "targets_only", "dataloader_inter_document_masking", "eod_mask_loss")
-ADDED_OPTIONS = {"--even-sequences": False, "--targets-only": False}
+DATA_OPTIONS += ("fim_rate", "fim_spm_rate", "fim_prefix_token", "fim_middle_token", "fim_suffix_token")
+ADDED_OPTIONS = {"--even-sequences": False, "--targets-only": False, "--fim-rate": None}
 """Options that older checkpoints do not record, and their values there."""
 BLOCK_OPTIONS = ("balance_batches", "global_batch_size", "micro_batch_size")
 MODEL_OPTIONS = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "rotary_base", "norm_epsilon")

@@ -12,8 +12,10 @@ from typing import Any
 from ...errors import BFPError, OptionError
 from ...indexed_dataset.reader import IndexedDataset
 from ...progress import log_progress
+from ...samples.fill_in_the_middle import FimDocuments, FimForm
 from ...sequence_index.split import PackedSplit
 from ..balance import COMPOSED_BY_COST, balanced, is_composed_by_cost, order_in_words, whole_blocks
+from ..fill_in_the_middle import fim_form, sentinel_ids
 from ..first_samples import consumed_samples, read_first_samples
 from ..summary import is_news, summary
 from .dataset import build_dataset, build_splits, logger
@@ -48,9 +50,28 @@ def build_packed_splits(_: Callable) -> Callable:
             vocab_size=args.padded_vocab_size,
             even_sequences=args.even_sequences,
             targets_only=args.targets_only,
+            fim_rate=args.fim_rate,
+            fim_form=_fim_form(args),
         )
 
     return build
+
+
+def _fim_form(args: Any) -> FimForm | None:
+    """How documents are rearranged with ``--fim-rate``; the sentinels are tokens of Megatron-DeepSpeed's tokenizer."""
+    if args.fim_rate is None:
+        return None
+    from megatron import get_tokenizer
+
+    tokenizer = get_tokenizer()
+
+    def ids_of(texts: list[str]) -> list[int | None]:
+        vocabulary = getattr(tokenizer, "vocab", None)
+        if vocabulary is None:  # NullTokenizer, whose tokens are numbers
+            return [int(text) if text.isdecimal() else None for text in texts]
+        return [vocabulary.get(text) for text in texts]
+
+    return fim_form(sentinel_ids(args, ids_of), tokenizer.eod, args.fim_spm_rate)
 
 
 def build_packed_split(_: Callable) -> Callable:
@@ -78,9 +99,10 @@ def build_packed_split(_: Callable) -> Callable:
             cache_path=data_cache_path,
             even_sequences=args.even_sequences,
             targets_only=args.targets_only,
+            fim=None if args.fim_rate is None else FimDocuments(args.fim_rate, seed),
             progress=log_progress(logger),
         )
-        packed = build_dataset(packed_split, num_samples, seed, args.padded_vocab_size)
+        packed = build_dataset(packed_split, num_samples, seed, args.padded_vocab_size, _fim_form(args))
         if packed is None:
             raise OptionError(f"{data_prefix}: has no tokens; take it out of --{dataset_name}-data-path")
         return packed

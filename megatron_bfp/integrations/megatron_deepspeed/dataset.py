@@ -12,6 +12,7 @@ import numpy as np
 
 from ...indexed_dataset.reader import IndexedDataset
 from ...progress import log_progress
+from ...samples.fill_in_the_middle import FimDocuments, FimForm
 from ...samples.sample import build_sample
 from ...sequence_index.key import SPLIT_NAMES
 from ...sequence_index.split import PackedSplit
@@ -36,13 +37,24 @@ class PackedDataset:
         num_samples: samples that will be asked for.
         seed: the run's seed.
         vocab_size: rows of the model's embedding: a sample with another id is an error. None takes any id.
+        fim_form: how rearranged documents are shown, if the split has any.
 
     Attributes:
         sequence_index: the split's index.
         desc: what determines the samples, for Megatron-DeepSpeed's cache of blends.
     """
 
-    def __init__(self, packed_split: PackedSplit, num_samples: int, seed: int, vocab_size: int | None = None) -> None:
+    def __init__(
+        self,
+        packed_split: PackedSplit,
+        num_samples: int,
+        seed: int,
+        vocab_size: int | None = None,
+        fim_form: FimForm | None = None,
+    ) -> None:
+        if fim_form is not None:
+            fim_form.check(packed_split.dataset, vocab_size)
+        self.fim_form = fim_form
         self.packed_split, self.sequence_index = packed_split, packed_split.index
         self.num_samples, self.seed, self.vocab_size = max(1, num_samples), seed, vocab_size
         index, prefix = packed_split.index, packed_split.dataset.prefix
@@ -79,7 +91,8 @@ class PackedDataset:
         if not 0 <= idx < len(self):
             raise IndexError(f"{dataset.prefix}: sample {idx} is not in [0, {len(self)})")
         chunks = self.packed_split.chunk_spans(idx, self.seed)
-        sample = build_sample(dataset, chunks, self.sequence_index.key.seq_length, vocab_size=self.vocab_size)
+        fim = self.packed_split.fim_epoch(idx, self.fim_form)
+        sample = build_sample(dataset, chunks, self.sequence_index.key.seq_length, vocab_size=self.vocab_size, fim=fim)
         arrays = {
             "text": np.append(sample.tokens, sample.labels[-1]),
             "cu_seqlens": sample.cu_seqlens.astype(np.int64),
@@ -100,6 +113,8 @@ def build_splits(
     vocab_size: int | None = None,
     even_sequences: bool = False,
     targets_only: bool = False,
+    fim_rate: float | None = None,
+    fim_form: FimForm | None = None,
 ) -> tuple[PackedDataset | None, PackedDataset | None, PackedDataset | None]:
     """The train, valid and test datasets of one prefix.
 
@@ -110,6 +125,8 @@ def build_splits(
         vocab_size: rows of the model's embedding; None to take any id.
         even_sequences: whether sequences get about equally many documents.
         targets_only: whether the last token of each document is left out of the inputs.
+        fim_rate: the share of documents that are rearranged for fill-in-the-middle; None for none.
+        fim_form: how they are shown.
 
     Returns:
         None for a split without a share or without tokens.
@@ -130,17 +147,22 @@ def build_splits(
             cache_path,
             even_sequences=even_sequences,
             targets_only=targets_only,
+            fim=None if fim_rate is None else FimDocuments(fim_rate, seed),
             progress=log_progress(logger),
         )
         if is_in_blend and packed_split is not None and not len(packed_split):
             packed_split.refuse_in_blend()
-        datasets.append(build_dataset(packed_split, wanted, seed, vocab_size))
+        datasets.append(build_dataset(packed_split, wanted, seed, vocab_size, fim_form))
     train, valid, test = datasets
     return train, valid, test
 
 
 def build_dataset(
-    packed_split: PackedSplit | None, num_samples: int, seed: int, vocab_size: int | None = None
+    packed_split: PackedSplit | None,
+    num_samples: int,
+    seed: int,
+    vocab_size: int | None = None,
+    fim_form: FimForm | None = None,
 ) -> PackedDataset | None:
     """The samples of a split; None without tokens.
 
@@ -154,4 +176,4 @@ def build_dataset(
         where = packed_split.dataset.prefix, key.first_document, key.end_document
         logger.warning("%s: documents %d to %d have no %s", *where, packed_split.packed_in_words)
         return None
-    return PackedDataset(packed_split, num_samples, seed, vocab_size)
+    return PackedDataset(packed_split, num_samples, seed, vocab_size, fim_form)

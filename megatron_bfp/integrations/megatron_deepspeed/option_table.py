@@ -48,6 +48,20 @@ OPTIONS: tuple[Row, ...] = (
         shown_by=(_TESTS + "test_the_first_loss_is_that_of_the_chunks_alone",),
     ),
     Works(
+        options=(
+            "--fim-rate",
+            "--fim-spm-rate",
+            "--fim-prefix-token",
+            "--fim-middle-token",
+            "--fim-suffix-token",
+        ),
+        is_new=True,
+        how="[fill-in-the-middle](script.md#fill-in-the-middle); the tokens must be in the tokenizer's vocabulary",
+        shown_by=(
+            "tests/integration/test_real_megatron_deepspeed_data.py::test_documents_are_rearranged_for_fill_in_the_middle",
+        ),
+    ),
+    Works(
         options=("--seq-length",),
         how="up to 16,777,216",
         shown_by=("tests/guarantees/test_seq_length_limit.py::test_fault_B09_the_longest_is_taken",),

@@ -16,6 +16,7 @@ from ...errors import OptionError, UnsupportedMegatronError
 from ...samples.blends import check_weights
 from ..balance import check_balance_batches
 from ..data_impl import data_impls
+from ..fill_in_the_middle import add_fim_options
 from ..hooks import check_hooks
 from ..option_table import refusals as refused_by
 from ..option_table import remarks
@@ -39,7 +40,9 @@ def add_options(add_data_args: Callable) -> Callable:
         if data_impl is None:
             raise UnsupportedMegatronError("this Megatron-DeepSpeed has no --data-impl")
         data_impl.choices = [*(data_impl.choices or []), "bfp"]
-        add_packing_options(parser.add_argument_group(title="best-fit packing"))
+        group = parser.add_argument_group(title="best-fit packing")
+        add_packing_options(group)
+        add_fim_options(group)
         return parser
 
     return add_data_args_and_ours

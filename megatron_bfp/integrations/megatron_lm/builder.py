@@ -12,6 +12,7 @@ from typing import Any
 from ...console import say
 from ...errors import BFPError, OptionError
 from ..balance import COMPOSED_BY_COST, balanced, is_composed_by_cost, order_in_words, whole_blocks
+from ..fill_in_the_middle import sentinel_ids
 from ..first_samples import consumed_samples, read_first_samples
 from ..refusals import raise_together
 from ..summary import is_news, summary
@@ -54,9 +55,25 @@ def packed(cls: type, config: Any, args: argparse.Namespace) -> tuple[type, Any]
     settings = {field.name: getattr(config, field.name) for field in fields(config) if field.init}
     settings["max_documents_per_sequence"] = args.max_documents_per_sequence
     settings["even_sequences"], settings["targets_only"] = args.even_sequences, args.targets_only
+    settings |= _fim_settings(args, config.tokenizer)
     settings["model_vocab_size"] = getattr(args, "padded_vocab_size", None)  # rows of the embedding
     settings["context_parallel_size"] = 1  # core would align documents for it; attention needs none of that
     return BFPGPTDataset, BFPGPTDatasetConfig(**settings)
+
+
+def _fim_settings(args: argparse.Namespace, tokenizer: Any) -> dict[str, Any]:
+    """The fields for ``--fim-rate``. The sentinels are tokens of Megatron-LM's tokenizer, as of its own FIM dataset."""
+    library = getattr(tokenizer, "_tokenizer", tokenizer)
+
+    def ids_of(texts: list[str]) -> list[int | None]:
+        ids = library.tokens_to_ids(texts)  # an id for the unknown token, if there is no such token
+        return [number if library.ids_to_tokens([number]) == [text] else None for number, text in zip(ids, texts)]
+
+    return {
+        "fim_rate": args.fim_rate,
+        "fim_spm_rate": args.fim_spm_rate,
+        "fim_extra_tokens": sentinel_ids(args, ids_of),
+    }
 
 
 def reads_batches() -> bool:

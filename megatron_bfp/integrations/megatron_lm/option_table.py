@@ -65,6 +65,17 @@ OPTIONS: tuple[Row, ...] = (
         how="[no position without a target](training.md#no-position-without-a-target)",
         shown_by=(_TESTS + "test_the_first_loss_is_that_of_the_chunks_alone",),
     ),
+    Works(
+        options=(
+            "--fim-rate",
+            "--fim-spm-rate",
+            "--fim-prefix-token",
+            "--fim-middle-token",
+            "--fim-suffix-token",
+        ),
+        how="without `--fim-data`: [fill-in-the-middle](script.md#fill-in-the-middle) of whole documents",
+        shown_by=(_TESTS + "test_the_first_loss_is_that_of_the_chunks_alone",),
+    ),
     NotNeeded(
         options=("--per-dataset-sequences-path",),
         why="counts come from the .idx itself, which is opened in constant time",
@@ -307,7 +318,14 @@ OPTIONS: tuple[Row, ...] = (
     ),
     Refused(
         options=("--fim-data",),
-        why="it rearranges samples after they were packed",
+        why="it rearranges samples after they were packed, cuts what became too long and pads what became too short",
+        instead="give --fim-rate without it",
+        shown_by=("megatron.training.datasets.fim_dataset:GPTFIMDataset",),
+    ),
+    Refused(
+        options=("--fim-split-sample", "--fim-fragment-rate", "--fim-no-prefix"),
+        why="packing rearranges documents as wholes, by tokens",
+        instead="leave it out",
         shown_by=("megatron.training.datasets.fim_dataset:GPTFIMDataset",),
     ),
     Refused(

@@ -18,6 +18,9 @@ from ..packing_options import add_packing_options
 from ..refusals import rank
 from .option_table import OPTIONS
 
+FIM_RATE = 0.5
+"""Megatron-LM's default of --fim-rate, for its own --fim-data."""
+
 OLDEST = "megatron-core 0.19"
 
 
@@ -34,6 +37,7 @@ def add_options(add_data_args: Callable) -> Callable:
             help="bfp: best-fit packed documents, attention inside documents; mmap: Megatron's own samples",
         )
         add_packing_options(group)
+        parser.set_defaults(fim_rate=None)  # so that packing sees whether it was given
         return parser
 
     return add_data_args_and_ours
@@ -48,6 +52,8 @@ def check_options(validate_args: Callable, hooked: Iterable[str]) -> Callable:
 
     def check_and_validate_args(args: argparse.Namespace, defaults: dict[str, Any] = {}) -> Any:  # noqa: B006
         if args.data_impl != "bfp":
+            if getattr(args, "fim_rate", FIM_RATE) is None:
+                args.fim_rate = FIM_RATE
             return validate_args(args, defaults)
         check(args)
         check_hooks(hooked)

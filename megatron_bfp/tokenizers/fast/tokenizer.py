@@ -124,6 +124,10 @@ class FastTokenizer(Tokenizer):
         """As ``Tokenizer.reserved_texts``."""
         return self._reference.reserved_texts()
 
+    def token_id(self, text: str) -> int | None:
+        """As ``Tokenizer.token_id``."""
+        return self._reference.token_id(text)
+
     def pieces(self, ids: Sequence[int]) -> list[bytes]:
         """As ``Tokenizer.pieces``."""
         return self._reference.pieces(ids)
