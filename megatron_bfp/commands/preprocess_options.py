@@ -67,7 +67,7 @@ def old_parser() -> Parser:
         ("--merge", "parts", "join these datasets, in this order, to OUT.bin and OUT.idx"),
     ):
         existing.add_argument(option, dest=name, nargs="+", type=dataset_prefix, metavar="PREFIX", help=text)
-    parser.set_defaults(parser=parser, json=False)
+    parser.set_defaults(parser=parser, json=False, fim_rate=None, seed=None)
     return parser
 
 
