@@ -37,7 +37,7 @@ MORE_LAYOUTS = {
     "virtual stages": (4, [*SPLIT, *VIRTUAL], VIRTUAL),
     "recomputation, distributed optimizer": (2, [*SPLIT, *RECOMPUTED, "--use-distributed-optimizer"], []),
 }
-EVALUATION = re.compile(r"validation loss at iteration (\d+) on (\S+) set \| lm loss value: (\S+)")
+EVALUATION = re.compile(r"validation loss at iteration \d+(?: on \S+ set)? \| lm loss value: (\S+)")
 SEEN = "as the first step showed: 2 x {} by sdpa; {}; "
 
 
@@ -62,7 +62,7 @@ def run(checkout, corpus):
             watched_script = [ON_CPU / "watched.py", what, checkout / "pretrain_gpt.py"]
             script = watched_script if what else by_way(checkout, way)
             steps, output = train(checkout, corpus, [*script, *PACKED], *options, ranks=ranks, **keywords)
-            evaluations = [float(loss) for *_, loss in EVALUATION.findall(output)]
+            evaluations = [float(loss) for loss in EVALUATION.findall(output)]
             assert evaluations or "--train-iters" in options
             kept[key] = losses(steps) + evaluations, output
         return kept[key]
@@ -75,7 +75,7 @@ def check_layout(run, layout, micro_batch_size):
     size = ["--micro-batch-size", micro_batch_size]
     expected, _ = run(*of_reference, *size, ranks=2 if of_reference else 1)
     split, output = run(*options, *size, ranks=ranks)
-    assert len(split) == 10 + 3  # steps, the valid split after 5 and 10, and the test split
+    assert len(split) >= 10 + 3  # steps, the valid split after 5 and at the end, and the test split
     assert split == pytest.approx(expected, abs=1e-5)
     assert "by sdpa; rotary positions run on through the sequence; " in output
 
