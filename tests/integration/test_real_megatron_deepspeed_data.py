@@ -47,11 +47,11 @@ def test_a_blend_with_prebuilt_indexes_is_exact(checkout, corpus):
 def test_documents_are_rearranged_for_fill_in_the_middle(checkout, corpus):
     options = ["--fim-rate", 0.5, "--fim-prefix-token", 508, "--fim-middle-token", 509, "--fim-suffix-token", 510]
     keywords = {"watched": "batches", "micro_batch": 1, "iters": 2}
-    _, output = train(checkout, corpus, *PACKED, *ALONG, *options, "--targets-only", **keywords)
+    _, output = train(checkout, corpus, *PACKED, *ALONG, *options, **keywords)
     digests = [digest for line in watched(output) for digest in line["digests"]][:16]
     for spm_rate, is_same in ((0.5, True), (1.0, False)):
         form = FimForm(FimTokens(prefix=508, middle=509, suffix=510, eod=EOD), spm_rate)
-        keywords = {"targets_only": True, "fim_rate": 0.5, "fim_form": form}
+        keywords = {"fim_rate": 0.5, "fim_form": form}
         part = build_splits(str(corpus / "text"), "90,5,5", [100] * 3, 128, 1234, **keywords)[0]
         ordered = in_balanced_batches([(part, number) for number in range(16)], 8, micro_batch=1)
         assert (digests == [digest_of(part, number) for part, number in ordered]) == is_same
