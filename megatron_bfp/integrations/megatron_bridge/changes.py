@@ -105,7 +105,14 @@ def check_first_step(train_step: Callable) -> Callable:
             forward_step = count_targets_of_whole_rows(forward_step, groups.cp)
         if isinstance(dataset, BFPDatasetProvider) and not dataset._is_checked:
             dataset._is_checked = True
-            check = BoundaryCheck(model, dataset.seq_length, groups.dp.rank(), groups.pp.rank())
+            check = BoundaryCheck(
+                model,
+                dataset.seq_length,
+                groups.dp.rank(),
+                groups.pp.rank(),
+                context_ranks=groups.cp.size(),
+                context_rank=groups.cp.rank(),
+            )
             forward_backward = report_first_step(forward_backward, check)
         return train_step(forward_step, batches, model, optimizer, scheduler, state, groups, forward_backward, *others)
 
