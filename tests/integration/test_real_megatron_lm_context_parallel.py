@@ -20,7 +20,8 @@ from helpers.real_megatron.lm import (
 )
 
 pytestmark = [pytest.mark.integration, NEEDS_CHECKOUT]
-PACKED = ["--data-impl", "bfp", "--eval-interval", 5]
+PACKED = ["--data-impl", "bfp"]
+EVALUATED = ["--eval-interval", 5]
 SPLIT = ["--context-parallel-size", 2]
 STAGES = ["--pipeline-model-parallel-size", 2]
 VIRTUAL = [*STAGES, "--num-layers", 4, "--num-virtual-stages-per-pipeline-rank", 2]
@@ -61,7 +62,7 @@ def run(checkout, corpus):
         if key not in kept:
             watched_script = [ON_CPU / "watched.py", what, checkout / "pretrain_gpt.py"]
             script = watched_script if what else by_way(checkout, way)
-            steps, output = train(checkout, corpus, [*script, *PACKED], *options, ranks=ranks, **keywords)
+            steps, output = train(checkout, corpus, [*script, *PACKED], *options, *EVALUATED, ranks=ranks, **keywords)
             evaluations = [float(loss) for loss in EVALUATION.findall(output)]
             assert evaluations or "--train-iters" in options
             kept[key] = losses(steps) + evaluations, output
