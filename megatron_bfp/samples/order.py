@@ -110,6 +110,11 @@ def sequence_of_sample(sample: int, num_sequences: int, seed: int, identity: str
 
 @lru_cache(maxsize=KEYS_KEPT)
 def round_keys(seed: int, epoch: int, identity: str) -> tuple[int, ...]:
+    """64-bit keys for ``mixed``, ``ROUNDS`` of them. They are kept, as all samples of an epoch ask for the same.
+
+    Args:
+        identity: what they are for; each text has keys of its own.
+    """
     digest = hashlib.shake_256(f"{seed} {epoch} {identity}".encode()).digest(8 * ROUNDS)
     return tuple(int.from_bytes(digest[8 * i : 8 * i + 8], "little") for i in range(ROUNDS))
 

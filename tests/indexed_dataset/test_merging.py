@@ -12,6 +12,7 @@ import pytest
 from helpers.datasets import ROOT, documents_of, write
 from helpers.disk_order import watched_disk
 from helpers.nested import NESTED, write_nested
+from helpers.small_disks import small_disk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -287,20 +288,14 @@ def test_a_write_error_is_one_line_and_leaves_nothing(tmp_path, documents, file)
 
 
 @pytest.fixture
-def small_disk(tmp_path):
-    """A file system of 1 MB of its own."""
-    folder = tmp_path / "small_disk"
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
-    if os.geteuid() != 0 or subprocess.run(command, capture_output=True).returncode != 0:
-        pytest.skip("mounting a small file system is allowed to root alone, and not everywhere")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+def disk(tmp_path):
+    with small_disk(tmp_path / "small_disk", "1m") as folder:
+        yield folder
 
 
-def test_another_disk_which_may_be_full(small_disk, tmp_path):
+def test_another_disk_which_may_be_full(disk, tmp_path):
     write(tmp_path / "part", [[1, 2, 3]] * 1000 + [[4] * 100_000])
-    part, merged = str(tmp_path / "part"), str(small_disk / "merged")
+    part, merged = str(tmp_path / "part"), str(disk / "merged")
     merge(merged, [part])
     assert are_the_same(merged, part)
     refused(merged, [part] * 8, IndexedDatasetError, "merged.bin.part: cannot be written: No space left on device")

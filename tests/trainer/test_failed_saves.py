@@ -3,7 +3,6 @@
 import errno
 import os
 import shutil
-import subprocess
 from collections import namedtuple
 
 import pytest
@@ -13,6 +12,7 @@ pytest.importorskip("deepspeed")
 from helpers.launching import launch as launch_ranks
 from helpers.launching import make_corpus
 from helpers.launching import steps as steps_of
+from helpers.small_disks import small_disk
 from helpers.trainer_in_process import alone, run_trainer
 from helpers.trainer_parts import Trainer
 from trainer.checkpoints import failed_writes, saving
@@ -26,15 +26,9 @@ def checkpoints(folder):
 
 
 @pytest.fixture
-def small_disk(tmp_path):
-    """A file system of 4 MB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)]
-    if os.geteuid() != 0 or subprocess.run(command, capture_output=True).returncode != 0:
-        pytest.skip("mounting a file system is allowed to root alone, and not everywhere")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+def disk(tmp_path):
+    with small_disk(tmp_path / "disk", "4m") as folder:
+        yield folder
 
 
 def fill(disk, free):
@@ -95,35 +89,35 @@ def test_nothing_is_written_where_the_last_checkpoint_would_not_fit(prefix, tmp_
 
 
 @pytest.mark.parametrize("serialization", [True, False])
-def test_the_errors_of_torch_s_writers_are_noted_and_others_are_not(prefix, small_disk, tmp_path, serialization):
+def test_the_errors_of_torch_s_writers_are_noted_and_others_are_not(prefix, disk, tmp_path, serialization):
     with alone():
         trainer = Trainer(prefix, "--save", tmp_path)
         trainer.engine.checkpoint_engine.zipfile_serialization = serialization
-        fill(small_disk, 10_000)
+        fill(disk, 10_000)
         failed = FailedWrites()
         with failed.noted_in(trainer.engine):
-            trainer.engine.checkpoint_engine.save({"weights": trainer.weights()}, str(small_disk / "file"))
+            trainer.engine.checkpoint_engine.save({"weights": trainer.weights()}, str(disk / "file"))
         assert failed.of_any_rank()
         with pytest.raises(RuntimeError, match="an accident"), failed.noted():
             raise RuntimeError("an accident")
         with pytest.raises(RuntimeError):  # the control: without it the error is raised, as DeepSpeed raises it
-            trainer.engine.checkpoint_engine.save({"weights": trainer.weights()}, str(small_disk / "file"))
+            trainer.engine.checkpoint_engine.save({"weights": trainer.weights()}, str(disk / "file"))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("zero_stage", [1, 3])
-def test_a_disk_that_fills_while_two_ranks_write_ends_neither(tmp_path, small_disk, zero_stage):
+def test_a_disk_that_fills_while_two_ranks_write_ends_neither(tmp_path, disk, zero_stage):
     corpus = make_corpus(tmp_path)
-    options = ("--zero-stage", zero_stage, "--save", small_disk, "--load", small_disk)
+    options = ("--zero-stage", zero_stage, "--save", disk, "--load", disk)
     status, output = launch_ranks(corpus, *options, train_iters=1)
-    assert status == 0 and checkpoints(small_disk) == ["iter_0000001"], output[-3000:]
-    size = failed_writes.bytes_of(small_disk / "iter_0000001")
-    shutil.rmtree(small_disk / "iter_0000001")
-    fill(small_disk, size - 20_000)  # the start asks for less, as it cannot know all that DeepSpeed adds
+    assert status == 0 and checkpoints(disk) == ["iter_0000001"], output[-3000:]
+    size = sum(saving._sizes(str(disk / "iter_0000001")).values())
+    shutil.rmtree(disk / "iter_0000001")
+    fill(disk, size - 20_000)  # the start asks for less, as it cannot know all that DeepSpeed adds
     status, output = launch_ranks(corpus, *options, "--save-interval", 2, train_iters=3)
     assert status == 2 and "the last iteration, 3, could not be saved: " in output, output[-3000:]
     assert list(steps_of(output)) == [1, 2, 3] and "iter_0000002 could not be saved: " in output
-    assert checkpoints(small_disk) == []
-    (small_disk / "filling").unlink()
+    assert checkpoints(disk) == []
+    (disk / "filling").unlink()
     status, output = launch_ranks(corpus, *options, train_iters=3)
-    assert status == 0 and checkpoints(small_disk) == ["iter_0000003"], output[-3000:]
+    assert status == 0 and checkpoints(disk) == ["iter_0000003"], output[-3000:]

@@ -5,7 +5,6 @@ goes on without the file, and the ranks agree at the end whether the checkpoint 
 """
 
 import contextlib
-import os
 import re
 import shutil
 import socket
@@ -69,8 +68,3 @@ def lack_of_room(folder: str, needed: int) -> str | None:
     if not space.total or space.free >= needed:  # some network file systems tell nothing
         return None
     return f"{space.free / 1e9:,.1f} GB are free, a checkpoint takes {needed / 1e9:,.1f} GB"
-
-
-def bytes_of(path: str) -> int:
-    """Bytes of all files under a folder."""
-    return sum(os.path.getsize(os.path.join(folder, name)) for folder, _, names in os.walk(path) for name in names)

@@ -21,7 +21,7 @@ from megatron_bfp.files import sync_file, write_whole
 
 from ..config import TrainerConfig, key_value_heads
 from ..ranks import log, on_first_rank, replicas, timestamp
-from .failed_writes import FailedWrites, bytes_of, lack_of_room
+from .failed_writes import FailedWrites, lack_of_room
 from .folder import COMPLETE, SavedRun, checkpoint_names, open_checkpoint, remove_checkpoint, removing
 from .history import DataHistory
 from .save_folder import smallest_checkpoint
@@ -71,7 +71,7 @@ def _make_room(path: str) -> str | None:
     folder = os.path.dirname(path)
     names = checkpoint_names(folder)
     complete = [name for name in names.values() if os.path.isfile(os.path.join(folder, name, COMPLETE))]
-    return lack_of_room(folder, bytes_of(os.path.join(folder, max(complete)))) if complete else None
+    return lack_of_room(folder, sum(_sizes(os.path.join(folder, max(complete))).values())) if complete else None
 
 
 def _save(engine: Any, config: TrainerConfig, iteration: int, history: DataHistory, path: str) -> str | None:
