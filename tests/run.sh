@@ -4,8 +4,9 @@
 #   bash tests/run.sh                     all but the slow ones
 #   bash tests/run.sh --slow              also races, kills and fuzzing at length
 #   bash tests/run.sh --integration       also those against real checkouts: MEGATRON_LM_PATH, MEGATRON_DEEPSPEED_PATH
+#   bash tests/run.sh --ecosystem         only those with trackers, Hugging Face, object stores, lm-eval (installs them too)
 #   bash tests/run.sh --python 3.12       the dataset and attention tests on another Python, with its megatron-core
-#   bash tests/run.sh --install           only install; goes together with --integration and --python
+#   bash tests/run.sh --install           only install; goes together with --integration, --ecosystem, --python
 #
 # Anything else is handed to pytest: -k NAME, -n 0 for one process, -s to see what tests print (in one process too).
 # PYTHON chooses the interpreter (default python3).
@@ -21,6 +22,7 @@ version=""
 integration=""
 left_out="slow or integration"
 only_install=""
+ecosystem=""
 in_parallel=yes
 arguments=()
 while [ $# -gt 0 ]; do
@@ -37,6 +39,7 @@ while [ $# -gt 0 ]; do
             left_out=${left_out/#integration/}
             in_parallel=""
             ;;
+        --ecosystem) ecosystem=,ecosystem ;;
         --install) only_install=yes ;;
         -s | --capture=no | --pdb | -n* | --dist*) in_parallel=""; arguments+=("$1") ;;
         *) arguments+=("$1") ;;
@@ -54,9 +57,10 @@ if [ -n "$version" ]; then
 else
     venv=.venv
     python=${PYTHON:-python3}
-    extras=".[test,preprocess,deepspeed,docs$integration]"
+    extras=".[test,preprocess,deepspeed,docs$integration$ecosystem]"
     packages=()
-    tests=(tests)
+    tests=(tests --ignore=tests/ecosystem)
+    [ -z "$ecosystem" ] || tests=(tests/ecosystem)
 fi
 
 [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
