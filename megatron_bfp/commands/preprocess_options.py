@@ -42,7 +42,7 @@ LARGEST_SHARD_COUNT = 99_999
 OF_TIKTOKEN = ("tiktoken_pattern", "tiktoken_num_special_tokens", "tiktoken_special_tokens", "vocab_size")
 OF_INPUT = (
     *("json_keys", "tokenizer_type", "tokenizer_model", "eod_token", "append_eod", "bos_token", "append_bos"),
-    *("workers", "skip_bad_documents", "executor", "ray_address", *OF_TIKTOKEN),
+    *("workers", "skip_bad_documents", "no_card", "executor", "ray_address", *OF_TIKTOKEN),
 )
 
 
@@ -148,8 +148,8 @@ def _add_documents(group: Options, required: bool) -> None:
     )
     add_output_prefix(
         group,
-        "writes OUT_KEY_document.bin, .idx and .bfp/, and OUT.summary.json; unfinished work is in OUT.shards, and the "
-        "same command resumes it",
+        "writes OUT_KEY_document.bin, .idx and .bfp/, OUT.card.md and OUT.summary.json; unfinished work is in "
+        "OUT.shards, and the same command resumes it",
         required,
     )
     group.add_argument(
@@ -157,6 +157,11 @@ def _add_documents(group: Options, required: bool) -> None:
         action="store_true",
         help=f"leave out bad documents and list them in OUT{BAD_DOCUMENTS_SUFFIX}; without it, the first one is an "
         "error",
+    )
+    group.add_argument(
+        "--no-card",
+        action="store_true",
+        help="do not write OUT.card.md and OUT.card.json, which describe the dataset and have the SHA-256 of its files",
     )
     add_overwrite(group, "a dataset or an index that exists, or unfinished work of another command")
 
@@ -316,6 +321,7 @@ def job_of(options: argparse.Namespace, paths: Sequence[str]) -> Job:
         options.skip_bad_documents,
         options.overwrite,
         part,
+        not options.no_card,
     )
 
 

@@ -42,6 +42,8 @@ class Job:
     """Replace existing datasets, and the unfinished work of another job."""
     part: tuple[int, int] | None = None
     """Index and count: this job does one part of the input. None for all of it."""
+    card: bool = True
+    """Describe the datasets in OUT.card.md. Every byte is hashed for it, beside the check of all tokens."""
 
     @property
     def prefix(self) -> str:

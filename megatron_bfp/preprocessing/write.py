@@ -22,6 +22,7 @@ from ..progress import Progress, without_progress
 from ..sequence_index.key import index_directory
 from ..tokenizers.special_tokens import DocumentTemplate
 from .bad_documents import BadDocumentsFile, bad_documents
+from .card import FileHash, describe_datasets, write_card
 from .executors.processes import run_in_processes
 from .job import Job
 from .job_folder import SUFFIX, JobFolder
@@ -67,7 +68,7 @@ def write_datasets(
         steps.execute(unfinished, executor)
         steps.join(progress)
         steps.verify(progress)
-        return steps.publish()
+        return steps.publish(progress)
 
 
 def refuse_to_replace(prefixes: Sequence[str], why: str = "") -> None:
@@ -106,6 +107,8 @@ class _Steps:
         """All tasks of the input. Of a part, also those of the other parts' jobs."""
         self._num_done = 0
         self._remarks: set[str] = set()
+        self._hashes: list[FileHash] = []
+        """Of the .bin files, if they were checked in this call."""
         self._stack = ExitStack()
 
     def __enter__(self) -> "_Steps":
@@ -174,6 +177,8 @@ class _Steps:
         """
         if self._folder.is_verified:
             return
+        if self._job.card:
+            self._hashes = [FileHash(bin_path(prefix)) for prefix in self._joined]  # reads what the check reads
         eod = self._tokenizer.eod if self._template.ends_in(self._tokenizer.eod) else None
         try:
             for prefix in self._joined:
@@ -183,7 +188,7 @@ class _Steps:
             raise
         self._folder.set_verified()
 
-    def publish(self) -> list[WrittenDataset]:
+    def publish(self, progress: Progress) -> list[WrittenDataset]:
         """Give the datasets their names, write what belongs beside them, and remove the job's folder."""
         job = self._job
         bad = BadDocumentsFile(job.prefix + BAD_DOCUMENTS_SUFFIX, self._folder.path) if job.skip_bad_documents else None
@@ -192,6 +197,8 @@ class _Steps:
         datasets = self._name_datasets()
         if bad:
             bad.publish()
+        if job.card:
+            self._write_card(datasets, progress)
         times = {
             "shards": self._num_done,
             "tokenizing_seconds": self._tokenizing_seconds,
@@ -204,6 +211,11 @@ class _Steps:
             WrittenDataset(dataset, num_empty, num_bad)
             for dataset, num_empty in zip(datasets, self._totals.num_empty, strict=True)
         ]
+
+    def _write_card(self, datasets: Sequence[IndexedDataset], progress: Progress) -> None:
+        hashes = self._hashes or [FileHash(bin_path(dataset.prefix)) for dataset in datasets]
+        of_job = self._job, self._identity, self._tokenizer, self._totals
+        write_card(self._job.prefix, describe_datasets(*of_job, datasets, hashes, progress))
 
     def _plan_streams(self) -> Iterator[Task]:
         folder = self._folder

@@ -31,13 +31,15 @@ DATA_NAME = re.compile(rf"\.(jsonl|json|ndjson|parquet)(\.({READABLE}|{UNREADABL
 COMPRESSED_NAME = re.compile(rf"\.({READABLE})$", re.IGNORECASE)
 BAD_DOCUMENTS_SUFFIX = ".bad.jsonl"
 SUMMARY_SUFFIX = ".summary.json"
+CARD_SUFFIX = ".card"
 """Endings of files that are written beside the datasets and are never input."""
 OWN_FOLDERS = (".bfp", ".shards")
 HIDDEN = (".", "_")
 
 NO_DATA_NAME = "not named as data"
 HIDDEN_FILE = "names that begin with . or _"
-OWN_FILE = f"written by this tool: *{BAD_DOCUMENTS_SUFFIX}, *{SUMMARY_SUFFIX}"
+OWN_SUFFIXES = (BAD_DOCUMENTS_SUFFIX, SUMMARY_SUFFIX, f"{CARD_SUFFIX}.json")
+OWN_FILE = f"written by this tool: {', '.join(f'*{suffix}' for suffix in OWN_SUFFIXES)}"
 OMITTED_FOLDER = "in folders named .*, _*, *.bfp or *.shards"
 LOOP = "links back to a folder that holds them"
 
@@ -250,7 +252,7 @@ def _refuse_files_of(before: str, folder: str, files: list[str]) -> None:
 
 
 def _reason_to_leave(name: str) -> str | None:
-    if name.endswith((BAD_DOCUMENTS_SUFFIX, SUMMARY_SUFFIX)):
+    if name.endswith(OWN_SUFFIXES):
         return OWN_FILE
     return None if DATA_NAME.search(name) else NO_DATA_NAME
 

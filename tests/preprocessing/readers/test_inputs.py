@@ -48,7 +48,7 @@ def test_a_folder_s_data_files_are_sorted_and_the_others_counted(folder):
     assert left_out(files) == {
         "not named as data": (1, str(folder / "README.md")),
         "names that begin with . or _": (2, str(folder / ".hidden.jsonl")),
-        "written by this tool: *.bad.jsonl, *.summary.json": (1, str(folder / "old.bad.jsonl")),
+        "written by this tool: *.bad.jsonl, *.summary.json, *.card.json": (1, str(folder / "old.bad.jsonl")),
         "in folders named .*, _*, *.bfp or *.shards": (1, str(folder / ".cache")),
     }
 
@@ -144,7 +144,7 @@ def test_fault_A09_what_is_left_out_is_counted_by_the_rule(tmp_path):
         f"7 other files in the folders given not read (in folders named .*, _*, *.bfp or *.shards): {data}/.y ...",
         f"2 other files in the folders given not read (not named as data): {data}/README ...",
         f"1 other file in the folders given not read (names that begin with . or _): {data}/_h.jsonl",
-        "1 other file in the folders given not read (written by this tool: *.bad.jsonl, *.summary.json): "
+        "1 other file in the folders given not read (written by this tool: *.bad.jsonl, *.summary.json, *.card.json): "
         f"{data}/out.summary.json",
     ]
     assert relative(input_files([str(data / "_x")]).paths, data) == ["_x/b.jsonl", "_x/c/d.jsonl"]  # it is named
