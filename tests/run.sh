@@ -64,8 +64,9 @@ else
 fi
 
 [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
-"$venv/bin/pip" install --quiet --disable-pip-version-check --constraint constraints.txt --editable "$extras" \
-    ${packages[@]+"${packages[@]}"}
+# Most modules of the ecosystem's libraries are never imported, and compiling them all takes minutes
+"$venv/bin/pip" install --quiet --disable-pip-version-check ${ecosystem:+--no-compile} --constraint constraints.txt \
+    --editable "$extras" ${packages[@]+"${packages[@]}"}
 PYTHONWARNINGS=ignore "$venv/bin/python" -c 'import sys, numpy, torch, megatron.core as core
 print(f"Python {sys.version.split()[0]}, numpy {numpy.__version__}, torch {torch.__version__}, megatron-core {core.__version__}")'
 [ -z "$only_install" ] || exit 0
