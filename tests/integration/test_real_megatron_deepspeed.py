@@ -67,7 +67,7 @@ def test_without_the_flag_nothing_changes(checkout, corpus, plugin_enabled):
     "options, ranks, tolerance",
     [
         ([], 1, 2e-6),
-        (["--reset-position-ids", "--eod-mask-loss"], 1, 2e-6),
+        (["--reset-position-ids", "--eod-mask-loss", "--reset-attention-mask"], 1, 2e-6),
         (["--tensor-model-parallel-size", "2"], 2, 2e-6),
         (["--max-documents-per-sequence", "2"], 2, 2e-6),
         (FLASH, 1, 2e-4),

@@ -23,6 +23,21 @@ def transformer_engine(args: argparse.Namespace) -> str | None:
     return None if impl == "local" else f"--transformer-impl {impl}"
 
 
+def multimodal_positions(args: argparse.Namespace) -> str | None:
+    """Rotary positions in three dimensions; multi-latent attention has its own instead."""
+    is_asked_for = getattr(args, "position_embedding_type", None) == "mrope"
+    return (
+        "--position-embedding-type mrope"
+        if is_asked_for and not getattr(args, "multi_latent_attention", False)
+        else None
+    )
+
+
+def fused_projection(args: argparse.Namespace) -> str | None:
+    """Rotation in one kernel with the split of queries, keys and values, which no option asks for, but a file may."""
+    return "fused_single_qkv_rope" if getattr(args, "fused_single_qkv_rope", False) else None
+
+
 def plans_later_tokens(args: argparse.Namespace) -> str | None:
     """Multi-token prediction in a plan that overlaps communication between experts."""
     if getattr(args, "overlap_moe_expert_parallel_comm", False) and getattr(args, "mtp_num_layers", None):
