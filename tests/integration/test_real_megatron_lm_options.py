@@ -22,6 +22,7 @@ pytestmark = [pytest.mark.integration, NEEDS_CHECKOUT]
 PACKED = ["--data-impl", "bfp", "--train-iters", 3]
 MEGATRON_FSDP = """--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params
     --use-distributed-optimizer --ckpt-format fsdp_dtensor""".split()
+TORCH_FSDP = ["--use-torch-fsdp2", "--ckpt-format", "torch_dist"]
 PER_TOKEN = "--calculate-per-token-loss"
 
 
@@ -50,10 +51,14 @@ def plain(checkout, corpus):
     return run
 
 
+def norms(steps):
+    return [float(norm) for *_, norm in steps.values()]
+
+
 @pytest.mark.parametrize(
     "options, without",
     [
-        (["--use-torch-fsdp2", "--ckpt-format", "torch_dist"], (PER_TOKEN,)),  # with it gradients are not divided
+        (TORCH_FSDP, (PER_TOKEN,)),
         (MEGATRON_FSDP, ()),  # without it gloo would have to divide gradients
     ],
     ids=["torch", "Megatron"],
@@ -64,9 +69,15 @@ def test_fully_sharded_ranks_train_as_whole_ones(checkout, corpus, plain, option
     assert "2 x DocumentAttention by sdpa" in output
     whole = plain(**given)
     assert losses(steps) == pytest.approx(losses(whole), abs=1e-5)
-    norms, expected = ([float(norm) for *_, norm in values.values()] for values in (steps, whole))
-    assert norms == pytest.approx(expected, abs=2e-3)
+    assert norms(steps) == pytest.approx(norms(whole), abs=2e-3)
     assert abs(losses(plain("--max-documents-per-sequence", 1, **given))[0] - losses(whole)[0]) > 1e-4  # the control
+
+
+def test_gradients_of_torchs_sharding_are_not_divided_by_tokens(plain):
+    """A fault of Megatron-LM, with or without packing; the documentation says to leave out the option."""
+    sharded, whole = (plain(*options, "--train-iters", 1, ranks=2) for options in (TORCH_FSDP, []))
+    assert losses(sharded) == pytest.approx(losses(whole), abs=1e-5)
+    assert norms(sharded)[0] > 100 * norms(whole)[0]
 
 
 def test_control_boundaries_that_a_sharded_model_does_not_hand_on_are_missed(checkout, corpus):

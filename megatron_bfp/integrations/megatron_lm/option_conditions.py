@@ -25,12 +25,9 @@ def transformer_engine(args: argparse.Namespace) -> str | None:
 
 def multimodal_positions(args: argparse.Namespace) -> str | None:
     """Rotary positions in three dimensions; multi-latent attention has its own instead."""
-    is_asked_for = getattr(args, "position_embedding_type", None) == "mrope"
-    return (
-        "--position-embedding-type mrope"
-        if is_asked_for and not getattr(args, "multi_latent_attention", False)
-        else None
-    )
+    kind = getattr(args, "position_embedding_type", None)
+    has_others = getattr(args, "multi_latent_attention", False)
+    return f"--position-embedding-type {kind}" if kind == "mrope" and not has_others else None
 
 
 def fused_projection(args: argparse.Namespace) -> str | None:

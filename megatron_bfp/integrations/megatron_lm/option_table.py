@@ -158,11 +158,11 @@ OPTIONS: tuple[Row, ...] = (
     ),
     Works(
         options=("--use-megatron-fsdp", "--use-torch-fsdp2"),
-        how="with `--use-torch-fsdp2` leave out `--calculate-per-token-loss`: Megatron-LM then adds gradients up over "
-        "tokens and does not divide them",
+        how="with `--use-torch-fsdp2` leave out `--calculate-per-token-loss`: with both, Megatron-LM adds up gradients "
+        "over tokens and does not divide them",
         shown_by=(
             _OPTIONS + "test_fully_sharded_ranks_train_as_whole_ones",
-            Source("megatron.core.distributed.data_parallel_base:_BaseDataParallel.scale_gradients", "pass"),
+            _OPTIONS + "test_gradients_of_torchs_sharding_are_not_divided_by_tokens",
         ),
     ),
     Works(
