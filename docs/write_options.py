@@ -9,7 +9,7 @@ from pathlib import Path
 
 from megatron_bfp.integrations.megatron_deepspeed.option_table import OPTIONS as MEGATRON_DEEPSPEED
 from megatron_bfp.integrations.megatron_lm.option_table import OPTIONS as MEGATRON_LM
-from megatron_bfp.integrations.option_table import NotNeeded, Refused, Row, Untried, Works
+from megatron_bfp.integrations.option_table import NotNeeded, Refused, Row, Source, Untried, Works
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = {"outcomes": ROOT / "docs/megatron.md", "evidence": ROOT / "docs/options.md"}
@@ -56,9 +56,14 @@ def outcomes(rows: Iterable[Row]) -> str:
 
 
 def evidence(rows: Iterable[Row]) -> str:
-    """The tests and the functions of Megatron behind each row."""
-    lines = [f"| {label(row)} | {kind(row)} | {', '.join(f'`{shown}`' for shown in row.shown_by)} |" for row in rows]
+    """The tests and the lines of Megatron behind each row."""
+    lines = [f"| {label(row)} | {kind(row)} | {', '.join(map(link, row.shown_by))} |" for row in rows]
     return "\n".join(["| Option | | Shown by |", "|---|---|---|", *lines])
+
+
+def link(shown: str | Source) -> str:
+    """A test, or a function of Megatron with what it says there."""
+    return f"`{shown}`" + (f": `{shown.says}`" if isinstance(shown, Source) else "")
 
 
 def kind(row: Row) -> str:

@@ -1,8 +1,8 @@
 """What Megatron's options do with ``--data-impl bfp``: one table that refuses, reports, and is the documentation.
 
 Megatron-LM and Megatron-DeepSpeed have a table each, in ``megatron_lm.option_table`` and
-``megatron_deepspeed.option_table``. A row holds the options that share an outcome, and names the tests or the functions
-of Megatron that show it. ``refusals`` and ``remarks`` go through the rows with the options of a run, and
+``megatron_deepspeed.option_table``. A row holds the options that share an outcome, and names the tests or the lines of
+Megatron that show it. ``refusals`` and ``remarks`` go through the rows with the options of a run, and
 ``docs/write_options.py`` writes the tables of docs/megatron.md from the same rows.
 """
 
@@ -19,6 +19,19 @@ Condition = Callable[[Options], str | None]
 """Returns what was given, as on the command line (``--dataloader-type cyclic``), or None."""
 
 
+@dataclass(frozen=True)
+class Source:
+    """A line of a Megatron that shows an outcome."""
+
+    function: str
+    """Where it is: ``package.module:name``."""
+    says: str
+    """A part of the line; a test against a checkout looks for it."""
+
+    def __str__(self) -> str:
+        return self.function
+
+
 @dataclass(frozen=True, kw_only=True)
 class Row:
     """Options that share an outcome."""
@@ -29,8 +42,8 @@ class Row:
     """What the documentation calls them, in Markdown; empty for the options themselves."""
     condition: Condition | None = None
     """Tells whether the row concerns a run; None: it does if one of ``options`` has a value that is true."""
-    shown_by: tuple[str, ...]
-    """Tests, as ``tests/FILE.py::NAME``, and functions of Megatron, as ``package.module:name``."""
+    shown_by: tuple[str | Source, ...]
+    """Tests, as ``tests/FILE.py::NAME``, and lines of Megatron."""
 
     def given(self, args: Options) -> list[str]:
         """Which of the options a run has, as on its command line."""

@@ -12,6 +12,7 @@ from helpers.real_megatron.deepspeed import ALONG, NEEDS_CHECKOUT, PACKED, STEP,
 pytestmark = [pytest.mark.integration, NEEDS_CHECKOUT]
 SEEN = "best-fit packing: attention inside documents, as the first step showed: "
 FLASH = ["--bf16", "--use-flash-attn-v2"]
+BACKWARD_ONLY = "> backward pass without gradients of weights"
 ROTARY = ["--use-rotary-position-embeddings"]
 
 
@@ -66,7 +67,7 @@ def test_without_the_flag_nothing_changes(checkout, corpus, plugin_enabled):
     "options, ranks, tolerance",
     [
         ([], 1, 2e-6),
-        (["--reset-position-ids", "--eod-mask-loss"], 1, 2e-6),
+        (["--reset-position-ids", "--eod-mask-loss", "--reset-attention-mask"], 1, 2e-6),
         (["--tensor-model-parallel-size", "2"], 2, 2e-6),
         (["--max-documents-per-sequence", "2"], 2, 2e-6),
         (FLASH, 1, 2e-4),
@@ -125,6 +126,21 @@ def test_pipelines_train_as_one_stage(checkout, corpus, by_module):
     for several in (two, three):
         assert losses(several)[:4] == pytest.approx(losses(one)[:4], abs=5e-6)
         assert losses(several)[4:] == pytest.approx(losses(one)[4:], abs=2e-4)  # after updates with clipped gradients
+
+
+@pytest.mark.parametrize("stages", [2, 3])
+def test_the_zero_bubble_schedule_trains_as_the_usual_one(checkout, corpus, stages):
+    """A middle stage computes gradients of weights apart from those of its inputs, which carry no boundaries."""
+    options = [*PACKED, "--pipeline-model-parallel-size", stages]
+    usual, plain = train(checkout, corpus, *options, ranks=stages, iters=3)
+    exact = ["--enable-zbh1-pipeline", "--enable-zbh1-exact-semantics"]
+    for zero_bubble in (exact[:1], exact):
+        steps, output = train(checkout, corpus, *options, *zero_bubble, ranks=stages, iters=3)
+        assert losses(steps)[:2] == pytest.approx(losses(usual)[:2], abs=5e-6)
+        assert losses(steps)[2:] == pytest.approx(losses(usual)[2:], abs=2e-4)  # after updates with clipped gradients
+        assert output.count(BACKWARD_ONLY) > plain.count(BACKWARD_ONLY) == 0
+    other, _ = train(checkout, corpus, *options, *exact, "--max-documents-per-sequence", 1, ranks=stages, iters=3)
+    assert abs(losses(other)[0] - losses(usual)[0]) > 1e-4  # the control: other boundaries have other losses
 
 
 def test_layers_of_experts_train_in_a_pipeline_as_without(checkout, corpus):

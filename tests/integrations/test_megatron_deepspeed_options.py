@@ -32,6 +32,7 @@ def test_what_can_be_honoured_is_accepted():
     megatron_deepspeed.check(options(use_flash_attn=False, bf16=False))
     megatron_deepspeed.check(options(use_flash_attn=False, masked_softmax_fusion=False))
     megatron_deepspeed.check(options(ds_sequence_parallel_size=4))
+    megatron_deepspeed.check(options(dataloader_type=None))
 
 
 @pytest.mark.parametrize(

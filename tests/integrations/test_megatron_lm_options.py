@@ -47,6 +47,7 @@ def test_experts_are_balanced_by_sequence_where_a_rank_sees_whole_ones(changes):
 
 def test_the_options_of_a_plain_run_are_fine():
     megatron_lm.check(options(fim_data=False, dataloader_type="single"))
+    megatron_lm.check(options(position_embedding_type="mrope", multi_latent_attention=True))
 
 
 @pytest.mark.parametrize(
@@ -67,6 +68,8 @@ def test_the_options_of_a_plain_run_are_fine():
         (LONG | {"seq_length": 18}, "--seq-length 18 must be a multiple of 4, twice --context-parallel-size"),
         ({"dataloader_type": "cyclic"}, "--dataloader-type cyclic"),
         ({"dataloader_type": "external"}, "--dataloader-type external"),
+        ({"position_embedding_type": "mrope"}, "--position-embedding-type mrope cannot be used .* give rope"),
+        ({"fused_single_qkv_rope": True}, "fused_single_qkv_rope cannot be used"),
     ],
 )  # fmt: skip
 def test_options_that_cannot_be_honoured_are_refused(changes, message):

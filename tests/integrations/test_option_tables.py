@@ -13,7 +13,7 @@ from helpers.datasets import ROOT
 from megatron_bfp import OptionError
 from megatron_bfp.integrations.megatron_deepspeed.option_table import OPTIONS as MEGATRON_DEEPSPEED
 from megatron_bfp.integrations.megatron_lm.option_table import OPTIONS as MEGATRON_LM
-from megatron_bfp.integrations.option_table import NotNeeded, Refused, Untried, Works, refusals, remarks
+from megatron_bfp.integrations.option_table import NotNeeded, Refused, Source, Untried, Works, refusals, remarks
 
 TABLES = {"Megatron-LM": MEGATRON_LM, "Megatron-DeepSpeed": MEGATRON_DEEPSPEED}
 ROWS = [pytest.param(row, id=f"{name} {row.label or row.options[0]}") for name in TABLES for row in TABLES[name]]
@@ -42,13 +42,15 @@ def test_the_pages_are_written_from_the_tables(write):
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_each_row_names_tests_that_exist_or_functions_of_megatron(row):
-    tests = [shown for shown in row.shown_by if shown.startswith("tests/")]
+def test_each_row_names_tests_that_exist_or_lines_of_megatron(row):
+    lines = [shown for shown in row.shown_by if isinstance(shown, Source)]
+    tests = [shown for shown in row.shown_by if not isinstance(shown, Source)]
     for test in tests:
         path, _, name = test.partition("::")
-        assert name in functions_in(path), test
-    for function in set(row.shown_by) - set(tests):
-        assert re.fullmatch(r"[\w.]+:[\w.]+", function), function
+        assert path.startswith("tests/") and name in functions_in(path), test
+    for line in lines:
+        assert re.fullmatch(r"[\w.]+:[\w.]+", line.function), line
+        assert line.says and not set("`|\n") & set(line.says), line  # it stands in a table
     assert row.shown_by
     assert tests or isinstance(row, Refused | Untried)
     assert all(re.fullmatch("--[a-z][a-z0-9-]+", option) for option in row.options)

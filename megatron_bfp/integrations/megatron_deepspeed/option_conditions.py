@@ -8,8 +8,8 @@ import json
 
 
 def other_loader(args: argparse.Namespace) -> str | None:
-    """A loader that does not read samples one after another."""
-    return None if args.dataloader_type == "single" else f"--dataloader-type {args.dataloader_type}"
+    """A loader that does not read samples one after another; None before Megatron-DeepSpeed chose one."""
+    return None if args.dataloader_type in (None, "single") else f"--dataloader-type {args.dataloader_type}"
 
 
 def other_layers(args: argparse.Namespace) -> str | None:

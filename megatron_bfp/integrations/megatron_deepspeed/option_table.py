@@ -1,7 +1,7 @@
 """What Megatron-DeepSpeed's options do with ``--data-impl bfp``, in the order of the documentation: data, batches,
 parallelism, attention and layers, other kinds of samples and losses."""
 
-from ..option_table import Refused, Row, Untried, Works
+from ..option_table import NotNeeded, Refused, Row, Source, Untried, Works
 from .option_conditions import curriculum, other_layers, other_loader, saves_rotary_table, ulysses_without_flash
 
 _TESTS = "tests/integration/test_real_megatron_deepspeed.py::"
@@ -27,7 +27,7 @@ OPTIONS: tuple[Row, ...] = (
         why="Megatron-DeepSpeed's blends take no more",
         instead="join corpora with megatron-bfp merge",
         checked_by="check_data_paths",
-        shown_by=("megatron.data.blendable_dataset:BlendableDataset.__init__",),
+        shown_by=(Source("megatron.data.blendable_dataset:BlendableDataset.__init__", "assert num_datasets < 255"),),
     ),
     Works(
         options=("--max-documents-per-sequence",),
@@ -86,9 +86,14 @@ OPTIONS: tuple[Row, ...] = (
         options=("--dataloader-type",),
         label="`--dataloader-type cyclic`",
         condition=other_loader,
-        why="the order of samples would depend on the data-parallel size",
+        why="the order of samples would depend on the data-parallel size, since each rank shuffles its own share",
         instead="leave it out, packed samples are shuffled anyway",
-        shown_by=("megatron.data.data_samplers:MegatronPretrainingRandomSampler",),
+        shown_by=(
+            Source(
+                "megatron.data.data_samplers:MegatronPretrainingRandomSampler",
+                "start_idx = self.data_parallel_rank * bucket_size",
+            ),
+        ),
     ),
     Works(
         options=("--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--zero-stage"),
@@ -100,11 +105,11 @@ OPTIONS: tuple[Row, ...] = (
             _TESTS + "test_zero_trains_as_one_rank",
         ),
     ),
-    Refused(
-        options=("--enable-zbh1-pipeline",),
-        why="its schedule is untested with packed samples",
-        instead="leave it out",
-        shown_by=("megatron.core.pipeline_parallel.deepspeed_zbh1_schedule:ZeroBubbleH1Pipeline",),
+    Works(
+        options=("--enable-zbh1-pipeline", "--enable-zbh1-exact-semantics"),
+        how="its schedule changes when gradients of weights are computed. By itself it stops with DeepSpeed 0.17.5 and "
+        "later, which lack a function that it calls; it was tested with that mended",
+        shown_by=(_TESTS + "test_the_zero_bubble_schedule_trains_as_the_usual_one",),
     ),
     Works(
         options=("--ds-sequence-parallel-size", "--force-ds-sequence-parallel"),
@@ -116,16 +121,27 @@ OPTIONS: tuple[Row, ...] = (
         options=("--ds-sequence-parallel-size", "--force-ds-sequence-parallel"),
         label="the same without flash attention",
         condition=ulysses_without_flash,
-        why="without flash attention it passes no mask to attention",
+        why="without flash attention Megatron-DeepSpeed hands the mask to DeepSpeed in place of another argument, so "
+        "attention gets none",
         needs="--use-flash-attn-v2",
-        shown_by=("megatron.model.transformer:ParallelAttention.forward",),
+        shown_by=(
+            Source(
+                "megatron.model.transformer:ParallelAttention.forward",
+                "self.dist_attn(query_layer, key_layer, value_layer, attention_mask)",
+            ),
+        ),
     ),
     Refused(
         options=("--ds-sequence-parallel-fpdt",),
         label="FPDT: `--ds-sequence-parallel-fpdt`",
         why="its attention takes no boundaries",
         instead="use --ds-sequence-parallel-size alone, with --use-flash-attn-v2",
-        shown_by=("megatron.model.transformer:launch_chunk_attention",),
+        shown_by=(
+            Source(
+                "megatron.model.transformer:launch_chunk_attention",
+                "chunk_size=args.ds_sequence_parallel_fpdt_chunk_size",
+            ),
+        ),
     ),
     Works(
         options=("--use-flash-attn-v2",),
@@ -157,17 +173,28 @@ OPTIONS: tuple[Row, ...] = (
         why="its kernel takes no boundaries",
         instead="use --use-flash-attn-v2",
         shown_by=(
-            "megatron.model.transformer:FlashSelfAttentionTriton.forward",
-            "megatron.model.transformer:FlashSelfAttention.forward",
+            Source(
+                "megatron.model.transformer:FlashSelfAttentionTriton.forward",
+                "output = flash_attn_func(q, k, v, None, self.causal)",
+            ),
+            Source(
+                "megatron.model.transformer:FlashSelfAttention.forward",
+                "q, k, v, self.dropout_p, self.softmax_scale, is_causal",
+            ),
         ),
     ),
     Refused(
         options=("--transformer-impl",),
         label="`--transformer-impl transformer_engine`",
         condition=other_layers,
-        why="its layers take no boundaries",
+        why="its layers are made for a causal mask alone",
         instead="use --transformer-impl local, with --use-flash-attn-v2",
-        shown_by=("megatron.model.transformer:ParallelTransformer.__init__",),
+        shown_by=(
+            Source(
+                "megatron.model.transformer:ParallelTransformer.__init__",
+                "self_attn_mask_type=self_attn_mask_type.name,",
+            ),
+        ),
     ),
     Works(
         options=("--use-rotary-position-embeddings",),
@@ -180,12 +207,24 @@ OPTIONS: tuple[Row, ...] = (
         condition=saves_rotary_table,
         why="Megatron-DeepSpeed's own recomputation cannot save the rotary table",
         needs="--deepspeed-activation-checkpointing",
-        shown_by=("megatron.model.transformer:ParallelTransformer._checkpointed_forward",),
+        shown_by=(
+            Source("megatron.core.tensor_parallel.random:CheckpointFunction.forward", "ctx.save_for_backward(*args)"),
+        ),
     ),
     Works(
         options=("--reset-position-ids",),
         how="it restarts learned positions in each document",
         shown_by=(_TESTS + "test_the_first_loss_is_that_of_the_chunks_alone",),
+    ),
+    Works(options=("--eod-mask-loss",), shown_by=(_TESTS + "test_the_first_loss_is_that_of_the_chunks_alone",)),
+    NotNeeded(
+        options=("--reset-attention-mask",),
+        why="attention always stays inside documents",
+        shown_by=(_TESTS + "test_the_first_loss_is_that_of_the_chunks_alone",),
+    ),
+    Works(
+        options=("--recompute-granularity", "--recompute-method", "--recompute-num-layers"),
+        shown_by=(_TESTS + "test_recomputation_changes_nothing",),
     ),
     Works(
         options=("--num-experts",),
@@ -196,31 +235,45 @@ OPTIONS: tuple[Row, ...] = (
     Refused(
         options=("--data-efficiency-curriculum-learning",),
         why="it shortens and reorders samples after they were packed",
-        shown_by=("pretrain_gpt:data_post_process",),
+        shown_by=(Source("pretrain_gpt:data_post_process", "data['text'] = data['text'][:, :(current_seqlen+1)]"),),
     ),
     Refused(
         options=(),
         label="`curriculum_learning` in DeepSpeed's configuration",
         condition=curriculum,
         why="it cuts samples after they were packed",
-        shown_by=("pretrain_gpt:get_batch_pipe",),
+        shown_by=(Source("pretrain_gpt:get_batch_pipe", "tokens = tokens[:, :args.curriculum_seqlen]"),),
     ),
     Refused(
         options=("--random-ltd",),
         why="it drops tokens between attention layers, so boundaries would no longer fit",
-        shown_by=("megatron.training:setup_model_and_optimizer",),
+        shown_by=(
+            Source(
+                "megatron.training:setup_model_and_optimizer",
+                "convert_to_random_ltd(model[0], ParallelTransformerLayer)",
+            ),
+        ),
     ),
     Refused(
         options=("--retro-add-retriever", "--retro-workdir"),
         label="Retro: `--retro-add-retriever`, `--retro-workdir`",
-        why="its neighbours come from other samples",
-        shown_by=("megatron.model.transformer:ParallelTransformerLayer.retro_decoder_cross_attention",),
+        why="it retrieves for chunks of so many positions, which cross documents",
+        shown_by=(
+            Source(
+                "megatron.model.transformer:ParallelTransformerLayer.retro_decoder_cross_attention",
+                "l = int(np.ceil(ns / self.retro_chunk_length))",
+            ),
+        ),
     ),
     Refused(
         options=("--kd", "--mos"),
         label="distillation: `--kd`, `--mos`",
         why="the teacher's loss counts positions without a target",
-        shown_by=("pretrain_gpt:calculate_mos_loss",),
+        shown_by=(
+            Source(
+                "pretrain_gpt:calculate_mos_loss", "nn.KLDivLoss(reduction='batchmean')(student_logits, tea_logits)"
+            ),
+        ),
     ),
     Refused(
         options=(
@@ -237,12 +290,16 @@ OPTIONS: tuple[Row, ...] = (
         "`--return-data-index`",
         why="it is for samples that concatenate documents",
         instead="leave it out",
-        shown_by=("megatron.data.gpt_dataset:_build_index_mappings",),
+        shown_by=(
+            Source(
+                "megatron.data.gpt_dataset:_build_index_mappings", "sample_idx_filename = args.train_sample_idx_path"
+            ),
+        ),
     ),
     Refused(
         options=("--use-dataset-only",),
-        why="the model that takes the samples would not get their boundaries",
-        shown_by=("megatron.initialize:initialize_megatron",),
+        why="other scripts take the samples, by other names and without their boundaries",
+        shown_by=(Source("megatron.data.gpt_dataset:GPTDataset.__getitem__", "text_name = 'input_ids'"),),
     ),
 )
 """Every option that this package knows something about. Options without a row do not concern samples or boundaries."""

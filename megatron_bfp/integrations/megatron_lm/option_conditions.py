@@ -23,6 +23,18 @@ def transformer_engine(args: argparse.Namespace) -> str | None:
     return None if impl == "local" else f"--transformer-impl {impl}"
 
 
+def multimodal_positions(args: argparse.Namespace) -> str | None:
+    """Rotary positions in three dimensions; multi-latent attention has its own instead."""
+    kind = getattr(args, "position_embedding_type", None)
+    has_others = getattr(args, "multi_latent_attention", False)
+    return f"--position-embedding-type {kind}" if kind == "mrope" and not has_others else None
+
+
+def fused_projection(args: argparse.Namespace) -> str | None:
+    """Rotation in one kernel with the split of queries, keys and values, which no option asks for, but a file may."""
+    return "fused_single_qkv_rope" if getattr(args, "fused_single_qkv_rope", False) else None
+
+
 def plans_later_tokens(args: argparse.Namespace) -> str | None:
     """Multi-token prediction in a plan that overlaps communication between experts."""
     if getattr(args, "overlap_moe_expert_parallel_comm", False) and getattr(args, "mtp_num_layers", None):

@@ -1,7 +1,8 @@
 """What Megatron-LM's options do with ``--data-impl bfp``, in the order of the documentation: data, batches,
 parallelism, layers and kernels, other kinds of samples."""
 
-from ..option_table import NotNeeded, Refused, Row, Untried, Works
+from ..option_table import NotNeeded, Refused, Row, Source, Untried, Works
+from .layer_options import OF_LAYERS
 from .option_conditions import (
     CAPTURES_NO_ATTENTION,
     captures_attention,
@@ -16,6 +17,7 @@ from .option_conditions import (
     sparse_attention,
     transformer_engine,
 )
+from .sample_options import OF_OTHER_SAMPLES, OF_SAMPLES
 
 _TESTS = "tests/integration/test_real_megatron_lm.py::"
 _DATA = "tests/integration/test_real_megatron_lm_data.py::"
@@ -24,6 +26,7 @@ _SPLIT_ROWS = "tests/integration/test_real_megatron_lm_context_parallel.py::"
 _CHECKS = "tests/integrations/test_megatron_lm_options.py::"
 _STAGES = "tests/integration/test_real_megatron_lm_pipelines.py::"
 _KINDS = "tests/integration/test_real_megatron_lm_kinds.py::"
+_OPTIONS = "tests/integration/test_real_megatron_lm_options.py::"
 _LAYERS = "tests/integrations/test_megatron_lm_attention.py::"
 
 _IN_CONTEXT_PARALLEL = "--context-parallel-size above 1"
@@ -103,6 +106,7 @@ OPTIONS: tuple[Row, ...] = (
             _BALANCE + "test_growing_batches_are_not_composed_by_cost",
         ),
     ),
+    *OF_SAMPLES,
     Works(
         options=("--calculate-per-token-loss",),
         how="recommended; see [Loss](#what-to-expect)",
@@ -112,9 +116,14 @@ OPTIONS: tuple[Row, ...] = (
         options=("--dataloader-type",),
         label="`--dataloader-type cyclic`",
         condition=other_order,
-        why="the order of samples would depend on the data-parallel size",
+        why="the order of samples would depend on the data-parallel size, since each rank shuffles its own share",
         instead="leave it out, packed samples are shuffled anyway",
-        shown_by=("megatron.training.datasets.data_samplers:MegatronPretrainingRandomSampler",),
+        shown_by=(
+            Source(
+                "megatron.training.datasets.data_samplers:MegatronPretrainingRandomSampler",
+                "start_idx = self.data_parallel_rank * bucket_size",
+            ),
+        ),
     ),
     Refused(
         options=("--dataloader-type",),
@@ -122,7 +131,12 @@ OPTIONS: tuple[Row, ...] = (
         condition=external_loader,
         why="Megatron-LM takes what the script builds for a loader, and packed samples are a dataset",
         instead="leave it out",
-        shown_by=("megatron.training.datasets.data_samplers:build_pretraining_data_loader",),
+        shown_by=(
+            Source(
+                "megatron.training.datasets.data_samplers:build_pretraining_data_loader",
+                'if args.dataloader_type == "external":',
+            ),
+        ),
     ),
     Works(
         options=("--tensor-model-parallel-size", "--pipeline-model-parallel-size"),
@@ -142,12 +156,13 @@ OPTIONS: tuple[Row, ...] = (
             _TESTS + "test_fault_B01_an_evaluation_of_larger_micro_batches_runs_through_two_stages",
         ),
     ),
-    Untried(
-        options=("--use-torch-fsdp2", "--use-megatron-fsdp"),
-        why="they hand boundaries on to the model, but have not been run yet",
+    Works(
+        options=("--use-megatron-fsdp", "--use-torch-fsdp2"),
+        how="with `--use-torch-fsdp2` leave out `--calculate-per-token-loss`: with both, Megatron-LM adds up gradients "
+        "over tokens and does not divide them",
         shown_by=(
-            "megatron.core.distributed.data_parallel_base:_BaseDataParallel.forward",
-            "megatron.core.distributed.fsdp.src.megatron_fsdp.megatron_fsdp:MegatronFSDP.forward",
+            _OPTIONS + "test_fully_sharded_ranks_train_as_whole_ones",
+            _OPTIONS + "test_gradients_of_torchs_sharding_are_not_divided_by_tokens",
         ),
     ),
     Works(
@@ -186,7 +201,12 @@ OPTIONS: tuple[Row, ...] = (
         options=("--hybrid-context-parallel",),
         why="it sends each document of a sample to other ranks, and expects documents that are aligned to them",
         instead="give --context-parallel-size",
-        shown_by=("megatron.core.datasets.data_schedule:HybridCPDataLoaderWrapper",),
+        shown_by=(
+            Source(
+                "megatron.core.datasets.data_schedule:HybridCPDataLoaderWrapper",
+                'start_idx = sample["cu_seqlens"][sub_sample]',
+            ),
+        ),
     ),
     Works(
         options=("--transformer-impl",),
@@ -229,7 +249,12 @@ OPTIONS: tuple[Row, ...] = (
         beside="--mtp-num-layers",
         why="Megatron-LM's plan of multi-token prediction takes no boundaries",
         instead="leave it out",
-        shown_by=("megatron.core.models.common.fine_grained_callables:build_mtp_layer_callables",),
+        shown_by=(
+            Source(
+                "megatron.core.models.common.fine_grained_callables:build_mtp_layer_callables",
+                "multi token prediction + sequence packing is not yet supported.",
+            ),
+        ),
     ),
     Refused(
         options=("--moe-router-load-balancing-type",),
@@ -238,7 +263,12 @@ OPTIONS: tuple[Row, ...] = (
         beside="--overlap-moe-expert-parallel-comm and --micro-batch-size above 1",
         why="Megatron-LM's plan would balance joined sequences as one",
         instead="give aux_loss, or --micro-batch-size 1",
-        shown_by=("megatron.core.models.gpt.fine_grained_callables:build_transformer_layer_callables",),
+        shown_by=(
+            Source(
+                "megatron.core.models.gpt.fine_grained_callables:build_transformer_layer_callables",
+                "packed_seq_params=node.chunk_state.packed_seq_params,",
+            ),
+        ),
     ),
     Works(
         options=("--multi-latent-attention", "--mtp-num-layers"),
@@ -261,6 +291,7 @@ OPTIONS: tuple[Row, ...] = (
         why="sinks are not divided among ranks",
         shown_by=("tests/megatron_core/test_attention.py::test_what_would_be_ignored_is_refused",),
     ),
+    *OF_LAYERS,
     Untried(
         options=("--hybrid-layer-pattern", "--hybrid-override-pattern", "--mtp-hybrid-override-pattern"),
         label="hybrid layers: `--hybrid-layer-pattern`, `--hybrid-override-pattern`, `--mtp-hybrid-override-pattern`",
@@ -283,7 +314,12 @@ OPTIONS: tuple[Row, ...] = (
         beside="--experimental-attention-variant gdn2",
         why="Megatron-LM's deterministic one takes no boundaries",
         instead="leave it out",
-        shown_by=("megatron.core.ssm.gated_delta_net.gdn2:GatedDeltaNet2.forward",),
+        shown_by=(
+            Source(
+                "megatron.core.ssm.gated_delta_net.gdn2:GatedDeltaNet2.forward",
+                "Packed sequence does not support deterministic mode.",
+            ),
+        ),
     ),
     Untried(
         options=("--experimental-attention-variant",),
@@ -311,47 +347,30 @@ OPTIONS: tuple[Row, ...] = (
         instead="leave it out, or give --cuda-graph-modules with nothing but "
         + ", ".join(sorted(CAPTURES_NO_ATTENTION["local"])),
         shown_by=(
-            "megatron.core.transformer.cuda_graphs:_CudaGraphRunner.get_mismatch_errors",
-            "megatron.core.transformer.transformer_layer:TransformerLayer.create_mcore_cudagraph_manager",
-            "megatron.core.transformer.transformer_layer:TransformerLayer._te_cuda_graph_replay",
+            Source(
+                "megatron.core.transformer.cuda_graphs:_CudaGraphRunner.get_mismatch_errors",
+                "Value mismatch at {context}: {val.value} vs {ref.value}",
+            ),
+            Source(
+                "megatron.core.transformer.transformer_layer:TransformerLayer.create_mcore_cudagraph_manager",
+                "If full scope (no specific sub-scope), cudagraph the entire layer.",
+            ),
+            Source(
+                "megatron.core.transformer.transformer_layer:TransformerLayer._te_cuda_graph_replay",
+                "inference_context and packed_seq_params are excluded from input list.",
+            ),
         ),
     ),
-    Refused(
-        options=("--fim-data",),
-        why="it rearranges samples after they were packed, cuts what became too long and pads what became too short",
-        instead="give --fim-rate without it",
-        shown_by=("megatron.training.datasets.fim_dataset:GPTFIMDataset",),
-    ),
-    Refused(
-        options=("--fim-split-sample", "--fim-fragment-rate", "--fim-no-prefix"),
-        why="packing rearranges documents as wholes, by tokens",
-        instead="leave it out",
-        shown_by=("megatron.training.datasets.fim_dataset:GPTFIMDataset",),
-    ),
-    Refused(
-        options=("--sft",),
-        why="its samples are conversations, packed by its own dataset",
-        shown_by=("megatron.training.datasets.sft_dataset:SFTDataset",),
-    ),
-    Refused(
-        options=("--perform-rl-step",),
-        why="it makes its own samples",
-        shown_by=("megatron.training.training:train",),
-    ),
-    Refused(
-        options=("--mock-data",),
-        why="there are no documents to pack",
-        shown_by=("megatron.core.datasets.gpt_dataset:MockGPTDataset",),
-    ),
+    *OF_OTHER_SAMPLES,
     Refused(
         options=("--yaml-cfg",),
         label="`--yaml-cfg` that replaces `--data-impl bfp`",
-        why="options on the command line would not count",
+        why="Megatron-LM takes all options from the file, and none from the command line",
         instead="give all options on the command line",
         checked_by="parsed_options",
         shown_by=(
             _CHECKS + "test_options_from_elsewhere_are_refused",
-            "megatron.training.yaml_arguments:load_yaml",
+            Source("megatron.training.yaml_arguments:load_yaml", "argparse arguments will be ignored"),
         ),
     ),
 )

@@ -1,8 +1,8 @@
 """A copy of a Megatron-DeepSpeed checkout that runs on the CPU with today's packages.
 
 Nothing of the data's way, the masks, the loss or the parallelism is changed: what is edited are imports of packages
-that pre-training GPT does not use, an operation that is compiled for minutes, views that only some strides allow, and
-a collective whose shapes gloo compares.
+that pre-training GPT does not use, an operation that is compiled for minutes, views that only some strides allow, a
+collective whose shapes gloo compares, and the zero-bubble schedule's calls of an older DeepSpeed.
 """
 
 import shutil
@@ -14,6 +14,9 @@ FIRST_LINES = """import atexit, torch, deepspeed.ops
 deepspeed.ops.__compatible_ops__['deepspeed_shm_comm'] = False  # compiled for minutes; gloo does without it
 atexit.register(lambda: torch.distributed.is_initialized() and torch.distributed.destroy_process_group())
 """
+
+RUNS_BACKWARD = """self._running_engine_backward = not self.is_last_stage()
+    print('> backward pass without gradients of weights', flush=True)"""
 
 
 def copy_for_cpu(checkout, folder):
@@ -42,6 +45,12 @@ def copy_for_cpu(checkout, folder):
     _edit(
         folder / "megatron/core/sequence_parallel/cross_entropy.py",
         ("all_gather_into_tensor(loss_all, loss,", "all_gather_into_tensor(loss_all.view(-1), loss,"),
+    )
+    _edit(
+        folder / "megatron/core/pipeline_parallel/deepspeed_zbh1_engine.py",
+        # a report of memory and a flag around autograd that DeepSpeed has had otherwise since
+        ("self.mem_status('BEFORE BWD ONLY', reset_max=True)", RUNS_BACKWARD),
+        ("self.mem_status('AFTER BWD ONLY')", "pass"),
     )
     _compile_helpers(folder / "megatron/data")
 

@@ -63,7 +63,9 @@ def launch(checkout, corpus, script, *options, ranks=1, data="data_text_document
 
     ``without`` names options of ``MODEL`` that are left out, with their values.
     """
-    environment = ENVIRONMENT | {"TORCHDYNAMO_DISABLE": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "1", "NO_VCS_VERSION": "1"}
+    environment = ENVIRONMENT | {"TORCHDYNAMO_DISABLE": "1", "NO_VCS_VERSION": "1"}
+    is_sharded = any("fsdp" in str(option) for option in options)  # which Megatron-LM refuses with the usual value
+    environment["CUDA_DEVICE_MAX_CONNECTIONS"] = "8" if is_sharded else "1"
     environment["PYTHONPATH"] = os.pathsep.join([str(ON_CPU), str(checkout), environment["PYTHONPATH"]])
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
     command += ["--master-port", str(free_port()), *map(str, script), *left(MODEL, without), *FOR_CPU.split()]

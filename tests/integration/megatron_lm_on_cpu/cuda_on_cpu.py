@@ -5,6 +5,7 @@ import contextlib
 import typing
 
 import torch
+from torch.distributed import DeviceMesh
 from torch.overrides import TorchFunctionMode
 
 
@@ -128,6 +129,12 @@ def install():
         return all_to_all(output, input, *sizes, **keywords)
 
     torch.distributed.all_to_all_single = all_to_all_of_lists
+    from_group = DeviceMesh.from_group
+
+    def from_group_on_cpu(group, device_type, *arguments, **keywords):
+        return from_group(group, on_cpu(device_type), *arguments, **keywords)
+
+    DeviceMesh.from_group = staticmethod(from_group_on_cpu)
     CudaIsCpu().__enter__()
 
 

@@ -62,7 +62,13 @@ def stand_in_for_transformer_engine(module):
     module.TESpecProvider = TESpecProvider
 
 
+def ask_for_nothing_of_nccl(module):
+    """Let groups be made without NCCL's settings, which a build of torch for the CPU lacks."""
+    module.get_nccl_options = lambda *_: None
+
+
 CHANGES = {
+    "megatron.core.parallel_state": ask_for_nothing_of_nccl,
     "megatron.core.transformer.torch_norm": take_sequence_parallelism,
     "megatron.core.models.gpt.gpt_layer_specs": stand_in_for_transformer_engine,
 }
