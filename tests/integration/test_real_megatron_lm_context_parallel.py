@@ -33,8 +33,10 @@ LAYOUTS = {
     "cp 2, pp 2": (4, [*SPLIT, *STAGES], STAGES),
 }
 """Ranks, options, and options of the run to compare with: Megatron-LM initializes a pipeline stage by its number."""
+HIERARCHY = ["--context-parallel-size", 4, "--hierarchical-context-parallel-sizes", 2, 2, "--cp-comm-type", "a2a+p2p"]
 MORE_LAYOUTS = {
     "keys gathered": (2, [*SPLIT, "--cp-comm-type", "all_gather"], []),
+    "hierarchy of groups": (4, HIERARCHY, []),
     "virtual stages": (4, [*SPLIT, *VIRTUAL], VIRTUAL),
     "recomputation, distributed optimizer": (2, [*SPLIT, *RECOMPUTED, "--use-distributed-optimizer"], []),
 }
@@ -133,6 +135,14 @@ def test_transformer_engine_s_layers_get_attention_inside_documents(run):
     two, output = run(*TRANSFORMER_ENGINE, *SPLIT, ranks=2)
     assert two == pytest.approx(one, abs=1e-5)
     assert SEEN.format("DocumentAttention", "rotary positions run on through the sequence") in output
+
+
+def test_a_hierarchy_of_groups_needs_boundaries_by_rows(run, checkout, corpus):
+    """The control of its layout."""
+    script = [ON_CPU / "watched.py", "without=GPTModel.forward", checkout / "pretrain_gpt.py", *PACKED]
+    status, output = launch(checkout, corpus, script, *HIERARCHY, "--train-iters", 2, ranks=4)
+    printed = [float(loss) for _, _, loss, _ in STEP.findall(output)]
+    assert status != 0 or printed != pytest.approx(run(ranks=1)[0][:2], abs=1e-5)
 
 
 HOOKS = {

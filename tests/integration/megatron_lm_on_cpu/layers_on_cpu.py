@@ -62,8 +62,14 @@ def stand_in_for_transformer_engine(module):
     module.TESpecProvider = TESpecProvider
 
 
+def without_layers_for_inference(module):
+    """Let multi-token prediction run, which asks for layers of Transformer Engine that do not exist without it."""
+    module.is_inference_column_parallel_linear = lambda layer: False
+
+
 CHANGES = {
     "megatron.core.transformer.torch_norm": take_sequence_parallelism,
+    "megatron.core.transformer.multi_token_prediction": without_layers_for_inference,
     "megatron.core.models.gpt.gpt_layer_specs": stand_in_for_transformer_engine,
 }
 """Module -> what is done to it."""
