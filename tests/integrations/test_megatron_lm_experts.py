@@ -1,5 +1,5 @@
-"""What ``--data-impl bfp`` does to Megatron-LM's experts: balance inside each sequence of joined rows, by a stand-in of the
-form of the router's own function, and plans of multi-token prediction."""
+"""What ``--data-impl bfp`` does to Megatron-LM's experts: balance inside each sequence of joined rows, and plans of
+multi-token prediction, by stand-ins of the form of Megatron-LM's functions."""
 
 import argparse
 from types import SimpleNamespace
@@ -28,8 +28,8 @@ def options():
 def counts(self, probs, scores_for_aux_loss, routing_map, seq_length, bsz, with_padding_mask=False):
     """As the router's: sums of scores and of routes by sequence and expert, and positions of a sequence."""
     scores, routes = (tensor.reshape(seq_length, -1) for tensor in (scores_for_aux_loss, routing_map))
-    length = routes.sum() / (2 * bsz) if with_padding_mask else seq_length
-    return scores.sum(0), routes.sum(0), float(length)
+    assert scores.shape == (seq_length, bsz * EXPERTS)
+    return scores.sum(0), routes.sum(0), len(routes)
 
 
 def routed(rows):

@@ -2,9 +2,9 @@
 
 With ``--moe-router-load-balancing-type seq_aux_loss`` a router balances experts inside each sequence, and takes
 positions in the form [L, b]. Joined rows come as [b * L, 1], of which a rank has a share with sequence or context
-parallelism, and would be balanced as one sequence. Here each position counts for its own sequence, and for the others
-as padding does, so the router's own loss and its sums over ranks stay as they are. That takes the scores of a
-micro-batch b times.
+parallelism, and would be balanced as one sequence. The router's loss is of sums over the positions of a sequence. So
+here positions are added up, those of each sequence by themselves, until the share has as many as b sequences would have
+on this rank. The router's own loss, and its sums over ranks, stay as they are.
 """
 
 import argparse
@@ -17,6 +17,7 @@ from megatron.core import parallel_state
 from torch import Tensor, nn
 
 from ...attention.context_parallel import Shards
+from ...errors import OptionError
 
 Options = Callable[[], argparse.Namespace | None]
 
@@ -45,15 +46,22 @@ def balance_in_sequences(balance: Callable, options: Options) -> Callable:
             own = sequences_of_share(seq_length, self.config, args.seq_length, probs.device)
         if own is None:
             return balance(self, probs, scores_for_aux_loss, routing_map, seq_length, bsz, *others, **keywords)
-        scores, routes = (_by_sequence(tensor, own) for tensor in (scores_for_aux_loss, routing_map))
-        return balance(self, probs, scores, routes, seq_length, own.shape[1], with_padding_mask=True)
+        num_rows = own.shape[1]
+        scores = _by_sequence(scores_for_aux_loss, own)
+        routes = _by_sequence(routing_map.to(scores.dtype), own).to(torch.int64)
+        return balance(self, probs, scores, routes, seq_length // num_rows, num_rows, *others, **keywords)
 
     return balance_sequences
 
 
 def _by_sequence(tensor: Tensor, own: Tensor) -> Tensor:
-    """[n, experts] -> [n, sequences * experts]: what each position has for its own sequence, and 0 for the others."""
-    return (tensor[:, None] * own[:, :, None].to(tensor.dtype)).flatten(1)
+    """[n, experts] -> [n / sequences, sequences * experts], with the same sum for each sequence and expert.
+
+    Args:
+        own: as ``sequences_of_share``.
+    """
+    parts = own.to(tensor.dtype).unflatten(0, (own.shape[1], -1)), tensor.unflatten(0, (own.shape[1], -1))
+    return torch.einsum("pns,pne->nse", *parts).flatten(1)
 
 
 def sequences_of_share(num_positions: int, config: Any, row_length: int, device: torch.device) -> Tensor | None:
@@ -66,11 +74,19 @@ def sequences_of_share(num_positions: int, config: Any, row_length: int, device:
 
     Returns:
         bool [num_positions, sequences]; None if there is a single sequence, or no number of whole ones.
+
+    Raises:
+        OptionError: ranks cannot have equal shares of a sequence.
     """
     parts = config.tensor_model_parallel_size if config.sequence_parallel else 1
     num_rows, rest = divmod(num_positions * parts * config.context_parallel_size, row_length)
     if rest or num_rows < 2:
         return None
+    if num_positions % num_rows:
+        raise OptionError(
+            f"--moe-router-load-balancing-type seq_aux_loss needs a --seq-length that is a multiple of "
+            f"{parts * config.context_parallel_size}, the ranks that share a sequence, not {row_length}"
+        )
     part = parallel_state.get_tensor_model_parallel_rank() if parts > 1 else 0
     rank = parallel_state.get_context_parallel_rank() if config.context_parallel_size > 1 else 0
     is_split = config.context_parallel_size > 1
