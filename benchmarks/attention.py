@@ -166,7 +166,8 @@ def measure_megatron_lm(seq_length: int, tokens: int, device: str = "cuda") -> d
     for name, shape, params in cases:
         make = {"device": device, "dtype": torch.bfloat16}
         hidden = torch.randn(*shape, config.hidden_size, **make).requires_grad_()
-        of_heads = (shape[0] if params else shape) + (config.num_attention_heads, config.kv_channels)
+        positions = shape[:1] if params else shape
+        of_heads = (*positions, config.num_attention_heads, config.kv_channels)
         qkv = [torch.randn(*of_heads, **make).requires_grad_() for _ in range(3)]
 
         def layer_step(hidden=hidden, params=params):

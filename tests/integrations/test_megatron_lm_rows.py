@@ -21,7 +21,7 @@ from megatron_bfp.megatron_core.attention import DocumentAttention, DocumentBoun
 
 
 def options(**values):
-    known = {"context_parallel_size": 1, "reset_position_ids": False}
+    known = {"context_parallel_size": 1, "reset_position_ids": False, "sequence_parallel": False}
     return lambda: argparse.Namespace(**known | values)
 
 
@@ -118,13 +118,16 @@ def boundaries_of_forward(options, mixer="DocumentAttention", params=None, **con
     return forward(whole, packed_seq_params=params or joined(tokens_per_sample=4))
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_joined_rows_become_one_row(ranks):
-    boundaries = boundaries_of_forward(options(context_parallel_size=ranks))
+@pytest.mark.parametrize(
+    "split, tokens_per_sample",
+    [({}, 4), ({"context_parallel_size": 2}, None), ({"sequence_parallel": True}, None)],
+)
+def test_joined_rows_become_one_row(split, tokens_per_sample):
+    boundaries = boundaries_of_forward(options(**split))
     assert isinstance(boundaries, DocumentBoundaries) and boundaries.qkv_format == "sbhd"
     assert boundaries.cu_seqlens_q.tolist() == [[0, 1, 4, 8, 8, 8, 8, 8, 8]]
     assert boundaries.joined.offsets == [0, 1, 4, 8] and boundaries.max_seqlen_q == 8
-    assert getattr(boundaries, "tokens_per_sample", None) is None  # experts' balance is that of ``experts``
+    assert boundaries.tokens_per_sample == tokens_per_sample  # experts see each row where it is whole
 
 
 def test_joined_rows_of_multi_latent_attention_become_one_row_too():

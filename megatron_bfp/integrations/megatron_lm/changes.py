@@ -83,11 +83,10 @@ def _change_model(module: ModuleType) -> None:
 
 
 def _change_hybrid_model(module: ModuleType) -> None:
-    """Used if rows are split over ranks; the check of the first step sees whether boundaries arrive otherwise."""
     from .model import attend_inside_documents, by_rows
 
-    _wrap(module.HybridModel, "__init__", "hybrid_stack_spec", attend_inside_documents)
-    _wrap(module.HybridModel, "forward", "packed_seq_params", by_rows)
+    _wrap_needed(module.HybridModel, "__init__", "hybrid_stack_spec", attend_inside_documents)
+    _wrap_needed(module.HybridModel, "forward", "packed_seq_params", by_rows)
 
 
 def _change_state_space_layers(module: ModuleType) -> None:

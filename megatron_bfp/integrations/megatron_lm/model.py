@@ -81,10 +81,12 @@ def by_rows(forward: Callable, options: Options) -> Callable:
         args = options() if getattr(packed_seq_params, "qkv_format", None) == "thd" else None
         if args is not None:
             is_split = args.context_parallel_size > 1
-            packed_seq_params.tokens_per_sample = None  # experts balance sequences by ``balance_in_sequences``
+            if is_split or args.sequence_parallel:  # experts balance shares of sequences by ``balance_in_sequences``
+                packed_seq_params.tokens_per_sample = None
             if not args.reset_position_ids and attends_by_rows(arguments[0], is_split):
                 joined, packed_seq_params = packed_seq_params, boundaries_of_one_row(packed_seq_params)
                 packed_seq_params.seq_idx = getattr(joined, "seq_idx", None)  # for state space layers
+                packed_seq_params.tokens_per_sample = getattr(joined, "tokens_per_sample", None)
             elif is_split:
                 raise OptionError(
                     "--context-parallel-size above 1 with --data-impl bfp needs layers of attention inside documents "
