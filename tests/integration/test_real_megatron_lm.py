@@ -174,7 +174,6 @@ def test_what_cannot_be_honoured_is_refused(checkout, corpus, options, message):
 @pytest.mark.parametrize(
     "options, message",
     [
-        (["--overlap-moe-expert-parallel-comm", "--mtp-num-layers", 1], "--overlap-moe-expert-parallel-comm cannot"),
         (["--cuda-graph-impl", "local"], "--cuda-graph-impl local cannot be used"),
         (["--cuda-graph-impl", "transformer_engine"], "--cuda-graph-impl transformer_engine cannot be used"),
         (["--cuda-graph-impl", "full_iteration"], "--cuda-graph-impl full_iteration cannot be used"),

@@ -171,7 +171,7 @@ MODELS = {
     ),
     "experts": (
         "--num-experts 4 --moe-router-topk 2 --moe-token-dispatcher-type alltoall --moe-z-loss-coeff 1e-2 "
-        "--moe-router-load-balancing-type aux_loss seq_aux_loss --moe-aux-loss-coeff 1e-2 1e-1 --micro-batch-size 1",
+        "--moe-router-load-balancing-type aux_loss seq_aux_loss --moe-aux-loss-coeff 1e-2 1e-1",
         (),
         "rotary positions run on through the sequence",
     ),
@@ -228,10 +228,7 @@ def test_balanced_batches_do_not_depend_on_context_parallelism(run, num_batches)
         (["--mtp-num-layers", 1], "--mtp-num-layers cannot be used"),
         (["--reset-position-ids"], "--reset-position-ids cannot be used"),
         (["--seq-length", 126], "--seq-length 126 must be a multiple of 4"),
-        (
-            ["--num-experts", 4, "--moe-router-load-balancing-type", "seq_aux_loss"],
-            "--moe-router-load-balancing-type seq_aux_loss cannot be used",
-        ),
+        (["--hybrid-layer-pattern", "M*G*"], "--hybrid-layer-pattern with G cannot be used"),
     ],
     ids=lambda value: str(value[0]) if isinstance(value, list) else "",
 )
