@@ -57,6 +57,8 @@ def _in_layers(spec: Any) -> Any:
 
 def _in_kinds_of_layers(spec: Any) -> Any:
     """The same of a hybrid model's spec, which describes each kind of layer, whether the model has it or not."""
+    if getattr(spec, "submodules", None) is None:
+        return spec
     spec = copy.copy(spec)
     spec.submodules = copy.copy(spec.submodules)
     for name in ("attention_layer", "mla_layer"):
@@ -113,9 +115,14 @@ def in_order_of_rows(exchange: Callable, _: Options) -> Callable:
     """``MambaContextParallel.pre_conv_ssm`` or ``post_conv_ssm``, which bring positions from the order in which
     attention has them over all ranks into their own, or back. They expect each joined document to be split over ranks;
     here the row is, as a row of one document is."""
-    from ...megatron_core.boundaries_of_rows import without_boundaries_of_rows
 
-    return without_boundaries_of_rows(exchange)
+    @functools.wraps(exchange)
+    def exchange_rows(*arguments: Any, **keywords: Any) -> Any:
+        from ...megatron_core.boundaries_of_rows import without_boundaries_of_rows
+
+        return without_boundaries_of_rows(exchange)(*arguments, **keywords)
+
+    return exchange_rows
 
 
 def boundaries_of_one_row(joined: Any) -> Any:
