@@ -29,6 +29,17 @@ def packed_seq_params_of(arguments: tuple, keywords: dict[str, Any]) -> Any:
     return next((value for value in values if getattr(value, "cu_seqlens_q", None) is not None), None)
 
 
+def note_boundaries(module: nn.Module, boundaries: Any) -> None:
+    """Let a check see the boundaries of a module whose parts are called in its place.
+
+    Args:
+        boundaries: as the module would get them by the keyword ``packed_seq_params``.
+    """
+    for hook in module._forward_pre_hooks.values():
+        if getattr(hook, "notes_boundaries", False):
+            hook(module, (), {"packed_seq_params": boundaries})
+
+
 class BoundaryCheck:
     """Watch the modules of a model that mix positions, from now until ``remove``.
 
@@ -102,6 +113,7 @@ class BoundaryCheck:
             except InvalidBoundaries as error:
                 self.faults.append(f"{name} ({kind_of(module)}) got boundaries that {error.reason}")
 
+        record.notes_boundaries = True  # type: ignore[attr-defined]
         return record
 
     def _record_rotation(self, name: str, module: nn.Module, rotation: str) -> Callable:
@@ -254,7 +266,8 @@ def _check_form(module: nn.Module, boundaries: Any) -> None:
     Raises:
         InvalidBoundaries: it does not.
     """
-    if has_class(module, JOINED_ROWS_ONLY) and _form(boundaries) != "thd":
+    by_number = has_class(module, {"MambaMixer"}) and getattr(boundaries, "seq_idx", None) is not None
+    if has_class(module, JOINED_ROWS_ONLY) and _form(boundaries) != "thd" and not by_number:
         raise InvalidBoundaries(f"have the form {_form(boundaries)}, which it ignores")
     if has_class(module, {"MambaMixer"}) and hasattr(boundaries, "seq_idx"):
         _check_state(boundaries.seq_idx, joined_boundaries(boundaries))

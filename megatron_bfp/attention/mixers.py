@@ -22,7 +22,8 @@ TAKE_BOUNDARIES = {
 """Classes that mix positions and keep to the boundaries they get. ``ParallelAttention`` is Megatron-DeepSpeed's."""
 
 JOINED_ROWS_ONLY = TAKE_BOUNDARIES - {"DocumentAttention", "MultiTokenPredictionLayer", "ParallelAttention"}
-"""Classes that look at boundaries only if rows are joined, ``qkv_format="thd"``."""
+"""Classes that look at boundaries only if rows are joined, ``qkv_format="thd"``. ``MambaMixer`` goes by ``seq_idx``
+alone if there is one."""
 
 LAYERS = {"TransformerLayer", "MambaLayer", "MLPLayer", "MultiTokenPredictionLayer", "ParallelTransformerLayer"}
 """Base classes of layers whose slots are known."""

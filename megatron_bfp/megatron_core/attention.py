@@ -159,9 +159,10 @@ def _name_of(spec: Any) -> str:
     return name.rpartition("<locals>.")[2].split(".")[0]
 
 
-WAYS_TO_SPLIT = {None: None, "p2p": None, "a2a": "ulysses", "all_gather": "gather"}
-"""``--cp-comm-type`` -> how attention works with context parallelism; None: by heads if possible. ``p2p`` is Megatron's
-default, a ring, which cannot follow boundaries."""
+WAYS_TO_SPLIT = {None: None, "p2p": None, "a2a+p2p": None, "a2a": "ulysses", "all_gather": "gather"}
+"""``--cp-comm-type`` -> how attention works with context parallelism; None: by heads if possible. ``p2p``, Megatron's
+default, is a ring, which cannot follow boundaries. ``a2a+p2p`` is a ring of groups, in a hierarchy; here the group of
+all context-parallel ranks exchanges at once, which computes the same."""
 
 
 def way_to_split(config: TransformerConfig, name: str | None) -> Callable[..., Tensor]:

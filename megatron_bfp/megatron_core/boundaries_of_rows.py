@@ -76,19 +76,19 @@ if CAN_PREDICT_LATER_TOKENS:
     )
 
 
-def _without_boundaries_of_rows(get_tensors: Callable) -> Callable:
-    """``get_query_key_value_tensors`` of multi-latent attention, without boundaries of this form: they change nothing
-    about queries, keys and values."""
+def without_boundaries_of_rows(function: Callable) -> Callable:
+    """A function that gets None for boundaries of this form, as for rows of one document each."""
 
-    @wraps(get_tensors)
-    def get_tensors_of_rows(*arguments: Any, **keywords: Any) -> Any:
+    @wraps(function)
+    def call_without(*arguments: Any, **keywords: Any) -> Any:
         arguments = tuple(None if isinstance(value, DocumentBoundaries) else value for value in arguments)
         others = {name: None if isinstance(value, DocumentBoundaries) else value for name, value in keywords.items()}
-        return get_tensors(*arguments, **others)
+        return function(*arguments, **others)
 
-    return get_tensors_of_rows
+    return call_without
 
 
-multi_latent_attention.MLASelfAttention.get_query_key_value_tensors = _without_boundaries_of_rows(
+# boundaries change nothing about queries, keys and values
+multi_latent_attention.MLASelfAttention.get_query_key_value_tensors = without_boundaries_of_rows(
     multi_latent_attention.MLASelfAttention.get_query_key_value_tensors
 )

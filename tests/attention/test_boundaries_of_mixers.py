@@ -45,10 +45,17 @@ def test_fault_A04_a_state_space_layer_begins_anew_in_each_document(seq_idx, fau
     assert len(said) == (fault is not None) and (fault is None or fault in said[0])
 
 
+@pytest.mark.parametrize("seq_idx, is_fault", [(NUMBERS, False), (NUMBERS.roll(1), True)])
+def test_a_state_space_layer_goes_by_numbers_in_either_form(seq_idx, is_fault):
+    said = faults("MambaMixer", qkv_format="sbhd", seq_idx=seq_idx)
+    assert bool(said) == is_fault and all("seq_idx of other documents" in line for line in said)
+
+
 @pytest.mark.parametrize("kind", sorted(JOINED_ROWS_ONLY))
 def test_classes_that_know_joined_rows_alone_get_joined_rows(kind):
     assert faults(kind, seq_idx=NUMBERS) == ()
-    assert "have the form sbhd, which it ignores" in faults(kind, qkv_format="sbhd", seq_idx=NUMBERS)[0]
+    numbers = None if kind == "MambaMixer" else NUMBERS  # by which it would go
+    assert "have the form sbhd, which it ignores" in faults(kind, qkv_format="sbhd", seq_idx=numbers)[0]
     assert (
         "other boundaries than those of the batches"
         in faults(

@@ -5,8 +5,12 @@
 The checkout is one of Megatron-LM or of Megatron-DeepSpeed. Its configs are the functional tests that pre-train a GPT
 or hybrid model (``tests/functional_tests/test_cases/*/*/model_config.yaml``), and the scripts of ``examples`` and
 ``examples_deepspeed`` that start ``pretrain_gpt.py`` or ``pretrain_hybrid.py``. Functional tests whose names differ
-only in ``TWINS`` count as one, which is accepted if all of them are. Each config is parsed by the checkout's own parser
-and checked by the plugin, with ``--data-impl bfp`` added; every refusal counts, not the first only. Nothing is trained.
+only in ``TWINS`` count as one, which is accepted if all of them are.
+
+One rule for all configs: the options that name data, ``DATA``, give way to a dataset of one's own, and
+``--data-impl bfp`` is added, as the documentation says. ``--mock-data`` is such an option: it stands where others name
+a dataset. Then each is parsed by the checkout's own parser and checked by the plugin; every refusal counts, not the
+first only. Nothing is trained.
 """
 
 import collections
@@ -19,7 +23,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,6 +43,30 @@ SET_BY_THE_TEST_RUNNER = {"${REPEAT}": "1", "${TOKENIZER_TYPE}": "HuggingFaceTok
 
 SCRIPTS = re.compile(r"(?:^|/)pretrain_(?:gpt|hybrid|mamba)\.py$")
 """The training scripts that the plugin is for."""
+
+
+DATA = {
+    "--data-path",
+    "--train-data-path",
+    "--valid-data-path",
+    "--test-data-path",
+    "--data-args-path",
+    "--per-split-data-args-path",
+    "--mock-data",
+}
+"""Options that say which data a config trains on; what kind of samples it makes of them, as ``--sft``, is not among
+them."""
+
+SWAPPED_IN = ["--data-path", "corpus_text_document", "--data-impl", "bfp"]
+
+
+def swapped(words: list[str]) -> list[str]:
+    """A command line with the reader's dataset in place of its own."""
+    kept, is_data = [], False
+    for word in words:
+        is_data = word.partition("=")[0] in DATA if word.startswith("--") else is_data
+        kept += [] if is_data else [word]
+    return kept + SWAPPED_IN
 
 
 @dataclass
@@ -64,6 +92,8 @@ class Count:
     """Name -> why the checkout's own parser does not take it."""
     untested: dict[str, list[str]] = field(default_factory=dict)
     """Of the accepted ones: name -> lines in the log."""
+    mocked: list[str] = field(default_factory=list)
+    """Of the accepted ones: those that train on ``--mock-data`` as they are."""
     not_validated: dict[str, str] = field(default_factory=dict)
     """Name -> why the checkout's own validation stops here; these were checked as they were parsed."""
 
@@ -220,7 +250,8 @@ def checked(checkout: Path, configs: list[Config], folder: Path) -> dict[str, di
     Args:
         checkout: can be imported on this machine.
     """
-    (folder / "configs.json").write_text(json.dumps([asdict(config) for config in configs]))
+    swaps = [replace(config, command_lines=list(map(swapped, config.command_lines))) for config in configs]
+    (folder / "configs.json").write_text(json.dumps([asdict(config) for config in swaps]))
     (folder / "transformers.py").write_text("AutoTokenizer = None")  # imported with tokenizers, of which none is made
     environment = os.environ | {"RANK": "0", "LOCAL_RANK": "0", "TORCHDYNAMO_DISABLE": "1", "NO_VCS_VERSION": "1"}
     environment |= {"CUDA_DEVICE_MAX_CONNECTIONS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
@@ -256,6 +287,7 @@ def count(checkout: Path, importable: Path | None = None) -> Count:
             result.refused[name] = messages
         else:
             result.accepted.append(name)
+            result.mocked += [name] if any("--mock-data" in config.command_lines[0] for config in group) else []
             result.untested[name] = list(dict.fromkeys(line for answer in of_group for line in answer["untested"]))
     return result
 
@@ -271,6 +303,7 @@ def report(result: Count) -> str:
     untested = collections.Counter(re.split(": | is accepted", line)[1] for line in of_configs)
     lines += ["", "accepted, but with an option that no test has run:"]
     lines += [f"{number:7}  {option}" for option, number in untested.most_common()]
+    lines += ["", "accepted, with a dataset in place of --mock-data:", *(f"  {name}" for name in result.mocked)]
     lines += ["", "not validated by the checkout on this machine, and so checked as parsed:"]
     lines += [f"  {name}: {why}" for name, why in result.not_validated.items()]
     lines += ["", "not read by the checkout's own parser:", *(f"  {n}: {why}" for n, why in result.unread.items())]

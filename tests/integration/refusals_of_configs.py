@@ -37,8 +37,8 @@ def of_modelopt():
 
 
 def parsed(words):
-    """The options, with ours; options that only a script adds may be left out."""
-    sys.argv = ["pretrain_gpt.py", *words, "--data-impl", "bfp"]
+    """The options; those that only a script adds may be left out."""
+    sys.argv = ["pretrain_gpt.py", *words]
     return arguments.parse_args(of_modelopt() if IS_MEGATRON_LM else None, ignore_unknown_args=True)
 
 

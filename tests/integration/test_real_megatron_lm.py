@@ -159,7 +159,7 @@ def test_each_hook_is_needed(checkout, corpus, by_module, function):
     [
         (["--mock-data"], "--mock-data cannot be used"),
         (["--dataloader-type", "cyclic"], "--dataloader-type cyclic cannot be used"),
-        (["--context-parallel-size", 2, "--cp-comm-type", "a2a+p2p"], "--cp-comm-type a2a+p2p cannot be used"),
+        (["--context-parallel-size", 2, "--cp-comm-type", "ring"], "--cp-comm-type ring cannot be used"),
         (["--data-path", "s3://bucket/data"], "object storage cannot be used"),
         (["--split", "0,0,0"], "--split"),
     ],
@@ -174,7 +174,6 @@ def test_what_cannot_be_honoured_is_refused(checkout, corpus, options, message):
 @pytest.mark.parametrize(
     "options, message",
     [
-        (["--overlap-moe-expert-parallel-comm", "--mtp-num-layers", 1], "--overlap-moe-expert-parallel-comm cannot"),
         (["--cuda-graph-impl", "local"], "--cuda-graph-impl local cannot be used"),
         (["--cuda-graph-impl", "transformer_engine"], "--cuda-graph-impl transformer_engine cannot be used"),
         (["--cuda-graph-impl", "full_iteration"], "--cuda-graph-impl full_iteration cannot be used"),

@@ -33,8 +33,10 @@ LAYOUTS = {
     "cp 2, pp 2": (4, [*SPLIT, *STAGES], STAGES),
 }
 """Ranks, options, and options of the run to compare with: Megatron-LM initializes a pipeline stage by its number."""
+HIERARCHY = ["--context-parallel-size", 4, "--hierarchical-context-parallel-sizes", 2, 2, "--cp-comm-type", "a2a+p2p"]
 MORE_LAYOUTS = {
     "keys gathered": (2, [*SPLIT, "--cp-comm-type", "all_gather"], []),
+    "hierarchy of groups": (4, HIERARCHY, []),
     "virtual stages": (4, [*SPLIT, *VIRTUAL], VIRTUAL),
     "recomputation, distributed optimizer": (2, [*SPLIT, *RECOMPUTED, "--use-distributed-optimizer"], []),
 }
@@ -135,6 +137,14 @@ def test_transformer_engine_s_layers_get_attention_inside_documents(run):
     assert SEEN.format("DocumentAttention", "rotary positions run on through the sequence") in output
 
 
+def test_a_hierarchy_of_groups_needs_boundaries_by_rows(run, checkout, corpus):
+    """The control of its layout."""
+    script = [ON_CPU / "watched.py", "without=GPTModel.forward", checkout / "pretrain_gpt.py", *PACKED]
+    status, output = launch(checkout, corpus, script, *HIERARCHY, "--train-iters", 2, ranks=4)
+    printed = [float(loss) for _, _, loss, _ in STEP.findall(output)]
+    assert status != 0 or printed != pytest.approx(run(ranks=1)[0][:2], abs=1e-5)
+
+
 HOOKS = {
     "GPTModel.forward": [],
     "GPTModel.__init__": TRANSFORMER_ENGINE,
@@ -161,7 +171,7 @@ MODELS = {
     ),
     "experts": (
         "--num-experts 4 --moe-router-topk 2 --moe-token-dispatcher-type alltoall --moe-z-loss-coeff 1e-2 "
-        "--moe-router-load-balancing-type aux_loss seq_aux_loss --moe-aux-loss-coeff 1e-2 1e-1 --micro-batch-size 1",
+        "--moe-router-load-balancing-type aux_loss seq_aux_loss --moe-aux-loss-coeff 1e-2 1e-1",
         (),
         "rotary positions run on through the sequence",
     ),
@@ -218,10 +228,7 @@ def test_balanced_batches_do_not_depend_on_context_parallelism(run, num_batches)
         (["--mtp-num-layers", 1], "--mtp-num-layers cannot be used"),
         (["--reset-position-ids"], "--reset-position-ids cannot be used"),
         (["--seq-length", 126], "--seq-length 126 must be a multiple of 4"),
-        (
-            ["--num-experts", 4, "--moe-router-load-balancing-type", "seq_aux_loss"],
-            "--moe-router-load-balancing-type seq_aux_loss cannot be used",
-        ),
+        (["--hybrid-layer-pattern", "M*G*"], "--hybrid-layer-pattern with G cannot be used"),
     ],
     ids=lambda value: str(value[0]) if isinstance(value, list) else "",
 )

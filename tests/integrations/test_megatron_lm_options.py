@@ -38,11 +38,8 @@ def test_context_parallelism_is_taken(cp_comm_type, transformer_impl):
     megatron_lm.check(options(**LONG, cp_comm_type=cp_comm_type, transformer_impl=transformer_impl))
 
 
-@pytest.mark.parametrize(
-    "changes", [{"micro_batch_size": 1}, {"context_parallel_size": 1}, {"moe_router_load_balancing_type": "aux_loss"}]
-)
-def test_experts_are_balanced_by_sequence_where_a_rank_sees_whole_ones(changes):
-    megatron_lm.check(options(**BY_SEQUENCE | changes))
+def test_experts_may_be_balanced_by_sequence_where_rows_are_split():
+    megatron_lm.check(options(**BY_SEQUENCE))
 
 
 def test_the_options_of_a_plain_run_are_fine():
@@ -59,12 +56,11 @@ def test_the_options_of_a_plain_run_are_fine():
         for option in row.options
     ]
     + [
-        (LONG | {"cp_comm_type": ["a2a+p2p"]}, r"--cp-comm-type a2a\+p2p"),
-        (BY_SEQUENCE, "seq_aux_loss cannot be used .* give --micro-batch-size 1 or aux_loss"),
+        (LONG | {"cp_comm_type": ["ring"]}, "--cp-comm-type ring"),
         (LONG | {"mtp_num_layers": 1}, "--mtp-num-layers"),
         (LONG | {"reset_position_ids": True}, "--reset-position-ids"),
-        (LONG | {"hybrid_layer_pattern": "M*M*"}, "--hybrid-layer-pattern"),
-        (LONG | {"hierarchical_context_parallel_sizes": [2, 2]}, "--hierarchical-context-parallel-sizes"),
+        (LONG | {"hybrid_layer_pattern": "M*G*"}, "--hybrid-layer-pattern with G cannot be used .*: gated delta nets"),
+        (LONG | {"hybrid_override_pattern": "M-D"}, "--hybrid-override-pattern with D cannot be used"),
         (LONG | {"seq_length": 18}, "--seq-length 18 must be a multiple of 4, twice --context-parallel-size"),
         ({"dataloader_type": "cyclic"}, "--dataloader-type cyclic"),
         ({"dataloader_type": "external"}, "--dataloader-type external"),
@@ -137,22 +133,15 @@ def test_fault_B04_data_paths_that_megatron_takes_are_fine(values):
     megatron_lm.check(options(data_path=values))
 
 
-def test_fault_A01_a_plan_of_later_tokens_is_refused():
-    """Megatron-LM asserts there that it gets no boundaries."""
-    megatron_lm.check(options(overlap_moe_expert_parallel_comm=True))
-    megatron_lm.check(options(mtp_num_layers=1))
-    with pytest.raises(OptionError, match="--overlap-moe-expert-parallel-comm cannot .* and --mtp-num-layers"):
-        megatron_lm.check(options(overlap_moe_expert_parallel_comm=True, mtp_num_layers=1))
-
-
 @pytest.mark.parametrize("balancing", ["seq_aux_loss", ["aux_loss", "seq_aux_loss"]])
-def test_a_plan_cannot_balance_experts_inside_joined_sequences(balancing):
-    overlap = {"overlap_moe_expert_parallel_comm": True, "micro_batch_size": 2}
-    megatron_lm.check(options(moe_router_load_balancing_type=balancing, micro_batch_size=2))
-    megatron_lm.check(options(moe_router_load_balancing_type="aux_loss", **overlap))
-    megatron_lm.check(options(moe_router_load_balancing_type=balancing, overlap_moe_expert_parallel_comm=True))
-    with pytest.raises(OptionError, match="seq_aux_loss cannot be used .* --micro-batch-size 1"):
-        megatron_lm.check(options(moe_router_load_balancing_type=balancing, **overlap))
+def test_fault_A01_plans_of_later_tokens_and_of_experts_balanced_by_sequence_are_fine(balancing):
+    overlap = {"overlap_moe_expert_parallel_comm": True, "micro_batch_size": 2, "mtp_num_layers": 1}
+    megatron_lm.check(options(moe_router_load_balancing_type=balancing, **overlap))
+
+
+@pytest.mark.parametrize("pattern", ["M-M*", "M+ME|M*"])
+def test_hybrid_layers_of_split_rows_are_taken(pattern):
+    megatron_lm.check(options(**LONG, hybrid_layer_pattern=pattern))
 
 
 @pytest.mark.parametrize("spelling", ["hybrid_override_pattern", "mtp_hybrid_override_pattern", "hybrid_layer_pattern"])

@@ -21,7 +21,7 @@ from megatron_bfp.megatron_core.attention import DocumentAttention, DocumentBoun
 
 
 def options(**values):
-    known = {"context_parallel_size": 1, "reset_position_ids": False}
+    known = {"context_parallel_size": 1, "reset_position_ids": False, "sequence_parallel": False}
     return lambda: argparse.Namespace(**known | values)
 
 
@@ -118,15 +118,16 @@ def boundaries_of_forward(options, mixer="DocumentAttention", params=None, **con
     return forward(whole, packed_seq_params=params or joined(tokens_per_sample=4))
 
 
-@pytest.mark.parametrize("ranks, tokens_per_sample", [(1, 4), (2, None)])
-def test_joined_rows_become_one_row(ranks, tokens_per_sample):
-    boundaries = boundaries_of_forward(options(context_parallel_size=ranks))
+@pytest.mark.parametrize(
+    "split, tokens_per_sample",
+    [({}, 4), ({"context_parallel_size": 2}, None), ({"sequence_parallel": True}, None)],
+)
+def test_joined_rows_become_one_row(split, tokens_per_sample):
+    boundaries = boundaries_of_forward(options(**split))
     assert isinstance(boundaries, DocumentBoundaries) and boundaries.qkv_format == "sbhd"
     assert boundaries.cu_seqlens_q.tolist() == [[0, 1, 4, 8, 8, 8, 8, 8, 8]]
     assert boundaries.joined.offsets == [0, 1, 4, 8] and boundaries.max_seqlen_q == 8
-    assert (
-        getattr(boundaries, "tokens_per_sample", None) == tokens_per_sample
-    )  # experts balance each row by itself where it is whole
+    assert boundaries.tokens_per_sample == tokens_per_sample  # experts see each row where it is whole
 
 
 def test_joined_rows_of_multi_latent_attention_become_one_row_too():
@@ -148,10 +149,48 @@ def test_joined_rows_stay_as_they_are(options, mixer):
     assert boundaries_of_forward(options, mixer, params) is params
 
 
-@pytest.mark.parametrize("mixer", ["TEDotProductAttention", "MambaMixer"])
+@pytest.mark.parametrize("mixer", ["TEDotProductAttention", "GatedDeltaNet"])
 def test_a_mixer_that_knows_only_joined_rows_stops_a_run_whose_rows_are_split(mixer):
-    with pytest.raises(OptionError, match="needs layers of attention inside documents alone"):
+    with pytest.raises(OptionError, match="needs layers of attention inside documents and of Mamba alone"):
         boundaries_of_forward(options(context_parallel_size=2), mixer)
+
+
+def test_state_space_layers_get_the_numbers_of_whole_rows_if_rows_are_split():
+    numbers = torch.tensor([[0, 1, 1, 1, 2, 2, 2, 2]])
+    boundaries = boundaries_of_forward(options(context_parallel_size=2), "MambaMixer", joined(seq_idx=numbers))
+    assert isinstance(boundaries, DocumentBoundaries) and boundaries.seq_idx is numbers
+    whole = joined(seq_idx=numbers)
+    assert boundaries_of_forward(options(), "MambaMixer", whole) is whole  # the control
+
+
+def test_state_space_layers_take_rows_in_the_order_of_rows():
+    exchange = model.in_order_of_rows(lambda states, packed_seq_params=None: (states, packed_seq_params), None)
+    of_rows = boundaries_of_forward(options(context_parallel_size=2))
+    assert exchange("states", of_rows) == exchange("states", packed_seq_params=of_rows) == ("states", None)
+    of_documents = joined()
+    assert exchange("states", of_documents) == ("states", of_documents)  # the control
+
+
+def hybrid_stack_spec():
+    """Of all kinds of layers, whether a model has them or not."""
+    return SimpleNamespace(
+        submodules=SimpleNamespace(
+            mamba_layer="Mamba", attention_layer=transformer_engine_spec(), mla_layer=transformer_engine_spec()
+        )
+    )
+
+
+def test_attention_of_hybrid_models_is_replaced_if_rows_are_split():
+    def initialize(self, config, hybrid_stack_spec):
+        return built.append(hybrid_stack_spec)
+
+    built, given = [], hybrid_stack_spec()
+    for ranks in (2, 1):
+        model.attend_inside_documents(initialize, options(context_parallel_size=ranks))(None, None, given)
+    kinds = built[0].submodules
+    assert parts_of(kinds.attention_layer) == parts_of(kinds.mla_layer) == (DocumentAttention, TELinear)
+    assert kinds.mamba_layer == "Mamba"
+    assert built[1] is given and parts_of(given.submodules.attention_layer) == (TEDotProductAttention, TELinear)
 
 
 def test_angles_of_joined_rows_are_those_of_each_row():

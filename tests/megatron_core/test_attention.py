@@ -315,7 +315,7 @@ def test_a_softmax_scale_that_is_given_is_used(joined):
 @pytest.mark.parametrize(
     "heads, cp_comm_type, mtp_num_layers, named",
     [
-        (4, "a2a+p2p", None, r"--cp-comm-type a2a\+p2p"),
+        (4, "ring", None, "--cp-comm-type ring"),
         (4, None, 1, "multi-token prediction with context parallelism"),
         (3, "a2a", None, "3 attention heads per tensor-parallel rank cannot be divided among 2"),
     ],

@@ -13,7 +13,7 @@ from ..balance import refuse_other_batches
 from ..data_impl import without_data_impl
 from ..hooks import ADVICE, Hook, replace
 from . import builder, options
-from .pipelines import of_joined_rows
+from .pipelines import of_joined_rows, plan_later_tokens
 
 
 def _change_arguments(module: ModuleType) -> None:
@@ -80,6 +80,30 @@ def _change_model(module: ModuleType) -> None:
     _wrap_needed(module.GPTModel, "__init__", "transformer_layer_spec", attend_inside_documents)
     _wrap_needed(module.GPTModel, "forward", "packed_seq_params", by_rows)
     _wrap(module.GPTModel, "build_schedule_plan", "packed_seq_params", by_rows)
+
+
+def _change_hybrid_model(module: ModuleType) -> None:
+    from .model import attend_inside_documents, by_rows
+
+    _wrap_needed(module.HybridModel, "__init__", "hybrid_stack_spec", attend_inside_documents)
+    _wrap_needed(module.HybridModel, "forward", "packed_seq_params", by_rows)
+
+
+def _change_state_space_layers(module: ModuleType) -> None:
+    from .model import in_order_of_rows
+
+    for name in ("pre_conv_ssm", "post_conv_ssm"):
+        _wrap(module.MambaContextParallel, name, "packed_seq_params", in_order_of_rows)
+
+
+def _change_routers(module: ModuleType) -> None:
+    from .experts import balance_in_sequences
+
+    _wrap_needed(module.TopKRouter, "_apply_seq_aux_loss", "seq_length", balance_in_sequences)
+
+
+def _change_plans(module: ModuleType) -> None:
+    _wrap(module, "build_mtp_layer_callables", "layer", plan_later_tokens)
 
 
 def _change_delta_nets(module: ModuleType) -> None:
@@ -184,8 +208,12 @@ HOOKS: dict[str, Hook] = {
     "megatron.core.fusions.fused_mla_yarn_rope_apply": _change_fused_rotation,
     "megatron.core.models.common.embeddings.rotary_pos_embedding": _change_rotary_embedding,
     "megatron.core.models.common.embeddings.yarn_rotary_pos_embedding": _change_rotary_angles,
+    "megatron.core.models.common.fine_grained_callables": _change_plans,
+    "megatron.core.models.hybrid.hybrid_model": _change_hybrid_model,
     "megatron.core.pipeline_parallel.schedules": _change_loss,
     "megatron.core.ssm.gated_delta_net.gdn": _change_delta_nets,
+    "megatron.core.ssm.mamba_context_parallel": _change_state_space_layers,
+    "megatron.core.transformer.moe.router": _change_routers,
     "megatron.training.checkpointing": _change_checkpoints,
     "megatron.training.training": _change_training,
 }

@@ -10,6 +10,7 @@ modules that are changed are imported while megatron-core itself is.
 """
 
 import argparse
+import copy
 import functools
 import inspect
 from collections.abc import Callable
@@ -25,11 +26,12 @@ Options = Callable[[], argparse.Namespace | None]
 
 
 def attend_inside_documents(initialize: Callable, options: Options) -> Callable:
-    """``GPTModel.__init__``, whose attention becomes ``DocumentAttention`` if rows are split over ranks, whatever layer
-    spec describes it. All else in its layers stays, Transformer Engine's linear layers and norms for example.
+    """``GPTModel.__init__``, or ``HybridModel``'s, whose attention becomes ``DocumentAttention`` if rows are split over
+    ranks, whatever layer spec describes it. All else in its layers stays, Transformer Engine's linear layers and norms
+    for example.
 
     Raises:
-        OptionError: a layer mixes positions by something else than dot-product attention.
+        OptionError: a layer of a GPT model mixes positions by something else than dot-product attention.
     """
     signature = inspect.signature(initialize)
 
@@ -38,16 +40,36 @@ def attend_inside_documents(initialize: Callable, options: Options) -> Callable:
         args = options()
         call = signature.bind(*arguments, **keywords)
         if args is not None and args.context_parallel_size > 1:
-            from ...megatron_core.attention import replace_attention
-
-            call.arguments["transformer_layer_spec"], _ = replace_attention(call.arguments["transformer_layer_spec"])
+            for name, replace in (("transformer_layer_spec", _in_layers), ("hybrid_stack_spec", _in_kinds_of_layers)):
+                if name in call.arguments:
+                    call.arguments[name] = replace(call.arguments[name])
         initialize(*call.args, **call.kwargs)
 
     return initialize_inside_documents
 
 
+def _in_layers(spec: Any) -> Any:
+    """A copy of a spec whose layers attend inside documents."""
+    from ...megatron_core.attention import replace_attention
+
+    return replace_attention(spec)[0]
+
+
+def _in_kinds_of_layers(spec: Any) -> Any:
+    """The same of a hybrid model's spec, which describes each kind of layer, whether the model has it or not."""
+    if getattr(spec, "submodules", None) is None:
+        return spec
+    spec = copy.copy(spec)
+    spec.submodules = copy.copy(spec.submodules)
+    for name in ("attention_layer", "mla_layer"):
+        if hasattr(spec.submodules, name):
+            setattr(spec.submodules, name, _in_layers(getattr(spec.submodules, name)))
+    return spec
+
+
 def by_rows(forward: Callable, options: Options) -> Callable:
-    """``GPTModel.forward``, which gets the boundaries of joined rows as those of one row, unless positions restart.
+    """``GPTModel.forward``, or ``HybridModel``'s, which gets the boundaries of joined rows as those of one row, unless
+    positions restart.
 
     Args:
         options: gives what Megatron-LM parsed; None if the run is none of ours.
@@ -60,14 +82,17 @@ def by_rows(forward: Callable, options: Options) -> Callable:
     def forward_by_rows(*arguments: Any, packed_seq_params: Any = None, **keywords: Any) -> Any:
         args = options() if getattr(packed_seq_params, "qkv_format", None) == "thd" else None
         if args is not None:
-            if not args.reset_position_ids and attends_by_rows(arguments[0]):
+            is_split = args.context_parallel_size > 1
+            if is_split or args.sequence_parallel:  # experts balance shares of sequences by ``balance_in_sequences``
+                packed_seq_params.tokens_per_sample = None
+            if not args.reset_position_ids and attends_by_rows(arguments[0], is_split):
                 joined, packed_seq_params = packed_seq_params, boundaries_of_one_row(packed_seq_params)
-                if args.context_parallel_size == 1:  # a mixture of experts balances each sample by itself
-                    packed_seq_params.tokens_per_sample = getattr(joined, "tokens_per_sample", None)
-            elif args.context_parallel_size > 1:
+                packed_seq_params.seq_idx = getattr(joined, "seq_idx", None)  # for state space layers
+                packed_seq_params.tokens_per_sample = getattr(joined, "tokens_per_sample", None)
+            elif is_split:
                 raise OptionError(
                     "--context-parallel-size above 1 with --data-impl bfp needs layers of attention inside documents "
-                    "alone; see docs/long-context.md"
+                    "and of Mamba alone; see docs/long-context.md"
                 )
         return forward(*arguments, packed_seq_params=packed_seq_params, **keywords)
 
@@ -75,14 +100,29 @@ def by_rows(forward: Callable, options: Options) -> Callable:
 
 
 @functools.lru_cache
-def attends_by_rows(model: nn.Module) -> bool:
+def attends_by_rows(model: nn.Module, is_split: bool) -> bool:
     """Whether everything in a model that mixes positions takes the boundaries of rows: Transformer Engine's attention
-    and state space layers know only joined rows."""
+    and other mixers know only joined rows. State space layers do if rows are split over ranks, by
+    ``in_order_of_rows``."""
+    by_rows = {"DocumentAttention", "MambaMixer"} if is_split else {"DocumentAttention"}
     mixers, _ = mixers_of(model)
     return all(
-        has_class(module, {"DocumentAttention"}) and not has_class(module, JOINED_ROWS_ONLY)
-        for module in mixers.values()
+        has_class(module, by_rows) and not has_class(module, JOINED_ROWS_ONLY - by_rows) for module in mixers.values()
     )
+
+
+def in_order_of_rows(exchange: Callable, _: Options) -> Callable:
+    """``MambaContextParallel.pre_conv_ssm`` or ``post_conv_ssm``, which bring positions from the order in which
+    attention has them over all ranks into their own, or back. They expect each joined document to be split over ranks;
+    here the row is, as a row of one document is."""
+
+    @functools.wraps(exchange)
+    def exchange_rows(*arguments: Any, **keywords: Any) -> Any:
+        from ...megatron_core.boundaries_of_rows import without_boundaries_of_rows
+
+        return without_boundaries_of_rows(exchange)(*arguments, **keywords)
+
+    return exchange_rows
 
 
 def boundaries_of_one_row(joined: Any) -> Any:

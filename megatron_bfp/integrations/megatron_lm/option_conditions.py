@@ -35,23 +35,6 @@ def fused_projection(args: argparse.Namespace) -> str | None:
     return "fused_single_qkv_rope" if getattr(args, "fused_single_qkv_rope", False) else None
 
 
-def plans_later_tokens(args: argparse.Namespace) -> str | None:
-    """Multi-token prediction in a plan that overlaps communication between experts."""
-    if getattr(args, "overlap_moe_expert_parallel_comm", False) and getattr(args, "mtp_num_layers", None):
-        return "--overlap-moe-expert-parallel-comm"
-    return None
-
-
-def plans_balance_by_sequence(args: argparse.Namespace) -> str | None:
-    """Experts that are balanced inside each sequence, in such a plan of joined sequences."""
-    kinds = getattr(args, "moe_router_load_balancing_type", None) or []
-    joins = (
-        getattr(args, "overlap_moe_expert_parallel_comm", False) and (getattr(args, "micro_batch_size", None) or 1) > 1
-    )
-    is_by_sequence = "seq_aux_loss" in ([kinds] if isinstance(kinds, str) else kinds)
-    return "--moe-router-load-balancing-type seq_aux_loss" if joins and is_by_sequence else None
-
-
 GATED_DELTA_NETS = {"gdn", "gdn2", "gated_delta_net"}
 """Values of ``--experimental-attention-variant``."""
 

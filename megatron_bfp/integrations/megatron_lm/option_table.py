@@ -12,8 +12,6 @@ from .option_conditions import (
     gated_delta_net,
     learned_sinks_of_split_rows,
     other_order,
-    plans_balance_by_sequence,
-    plans_later_tokens,
     sparse_attention,
     transformer_engine,
 )
@@ -25,6 +23,8 @@ _BALANCE = "tests/integration/test_real_megatron_lm_balance.py::"
 _SPLIT_ROWS = "tests/integration/test_real_megatron_lm_context_parallel.py::"
 _CHECKS = "tests/integrations/test_megatron_lm_options.py::"
 _STAGES = "tests/integration/test_real_megatron_lm_pipelines.py::"
+_EXPERTS = "tests/integration/test_real_megatron_lm_experts.py::"
+_HYBRID = "tests/integration/test_real_megatron_lm_hybrid.py::"
 _KINDS = "tests/integration/test_real_megatron_lm_kinds.py::"
 _OPTIONS = "tests/integration/test_real_megatron_lm_options.py::"
 _LAYERS = "tests/integrations/test_megatron_lm_attention.py::"
@@ -173,29 +173,37 @@ OPTIONS: tuple[Row, ...] = (
         shown_by=(_SPLIT_ROWS + "test_losses_are_those_of_one_rank",),
     ),
     Refused(
-        options=(
-            "--mtp-num-layers",
-            "--reset-position-ids",
-            "--hybrid-layer-pattern",
-            "--hierarchical-context-parallel-sizes",
-            "--cp-comm-type",
-        ),
-        label="with it: `--mtp-num-layers`, `--reset-position-ids`, `--hybrid-layer-pattern`, "
-        "`--hierarchical-context-parallel-sizes`, `--cp-comm-type a2a+p2p`",
+        options=("--mtp-num-layers", "--reset-position-ids"),
+        label="with it: `--mtp-num-layers`, `--reset-position-ids`",
         beside=_IN_CONTEXT_PARALLEL,
-        why="positions, later tokens and groups are those of whole rows",
+        why="positions and later tokens are those of whole rows",
         instead="leave them out",
         checked_by=_BY_CONTEXT_CHECK,
         shown_by=(_CHECKS + "test_options_that_cannot_be_honoured_are_refused",),
     ),
     Refused(
-        options=("--moe-router-load-balancing-type",),
-        label="with it: `--moe-router-load-balancing-type seq_aux_loss` and `--micro-batch-size` above 1",
+        options=("--hybrid-layer-pattern", "--hybrid-override-pattern"),
+        label="with it: `--hybrid-layer-pattern` with `G` or `D`",
         beside=_IN_CONTEXT_PARALLEL,
-        why="a rank's share of joined sequences cannot be balanced by sequence",
-        instead="give --micro-batch-size 1 or aux_loss",
+        why="gated delta nets and DeepSeek's sparse attention expect each document to be split over ranks",
+        instead="leave them out",
         checked_by=_BY_CONTEXT_CHECK,
-        shown_by=(_CHECKS + "test_options_that_cannot_be_honoured_are_refused",),
+        shown_by=(
+            Source(
+                "megatron.core.ssm.gated_delta_net.common:_GDNBase._resolve_cu_seqlens",
+                "All per-sequence lengths in cu_seqlens must be divisible by cp_size={cp_size}, ",
+            ),
+            Source(
+                "megatron.core.transformer.experimental_attention_variant.dsa:DSAttention.forward",
+                "dsa_layout.build_packed_allgather_cp_query_positions_and_key_reorder(",
+            ),
+        ),
+    ),
+    Works(
+        options=("--cp-comm-type", "--hierarchical-context-parallel-sizes"),
+        how="`p2p`, the default, and `a2a+p2p` leave the choice to this package; see "
+        "[What to choose when](long-context.md#what-to-choose-when)",
+        shown_by=(_SPLIT_ROWS + "test_losses_are_those_of_one_rank_in_other_layouts_too",),
     ),
     Refused(
         options=("--hybrid-context-parallel",),
@@ -239,36 +247,16 @@ OPTIONS: tuple[Row, ...] = (
     ),
     Works(
         options=("--overlap-moe-expert-parallel-comm",),
-        how="its schedule is given the boundaries",
-        shown_by=(_STAGES + "test_fault_A01_a_plan_of_the_forward_pass_gets_the_boundaries",),
-    ),
-    Refused(
-        options=("--overlap-moe-expert-parallel-comm",),
-        label="with it: `--mtp-num-layers`",
-        condition=plans_later_tokens,
-        beside="--mtp-num-layers",
-        why="Megatron-LM's plan of multi-token prediction takes no boundaries",
-        instead="leave it out",
+        how="its schedule is given the boundaries, also those of later tokens (`--mtp-num-layers`)",
         shown_by=(
-            Source(
-                "megatron.core.models.common.fine_grained_callables:build_mtp_layer_callables",
-                "multi token prediction + sequence packing is not yet supported.",
-            ),
+            _STAGES + "test_fault_A01_a_plan_of_the_forward_pass_gets_the_boundaries",
+            _EXPERTS + "test_a_plan_of_later_tokens_has_the_losses_of_an_ordinary_step",
         ),
     ),
-    Refused(
+    Works(
         options=("--moe-router-load-balancing-type",),
-        label="with it: `--moe-router-load-balancing-type seq_aux_loss` and `--micro-batch-size` above 1",
-        condition=plans_balance_by_sequence,
-        beside="--overlap-moe-expert-parallel-comm and --micro-batch-size above 1",
-        why="Megatron-LM's plan would balance joined sequences as one",
-        instead="give aux_loss, or --micro-batch-size 1",
-        shown_by=(
-            Source(
-                "megatron.core.models.gpt.fine_grained_callables:build_transformer_layer_callables",
-                "packed_seq_params=node.chunk_state.packed_seq_params,",
-            ),
-        ),
+        how="`seq_aux_loss` balances each sequence of a micro-batch by itself, with all parallelism above",
+        shown_by=(_EXPERTS + "test_experts_are_balanced_in_each_sequence",),
     ),
     Works(
         options=("--multi-latent-attention", "--mtp-num-layers"),
@@ -295,9 +283,12 @@ OPTIONS: tuple[Row, ...] = (
     Untried(
         options=("--hybrid-layer-pattern", "--hybrid-override-pattern", "--mtp-hybrid-override-pattern"),
         label="hybrid layers: `--hybrid-layer-pattern`, `--hybrid-override-pattern`, `--mtp-hybrid-override-pattern`",
-        why="state begins anew in each document, which a scan on the CPU shows, but mamba_ssm's kernels need a GPU, on "
-        "which they have not been run yet",
-        shown_by=(_KINDS + "test_the_state_of_hybrid_layers_begins_anew_in_each_document",),
+        why="state begins anew in each document, also with context parallelism, which a scan on the CPU shows, but "
+        "mamba_ssm's kernels need a GPU, on which they have not been run yet",
+        shown_by=(
+            _KINDS + "test_the_state_of_hybrid_layers_begins_anew_in_each_document",
+            _HYBRID + "test_losses_and_gradients_of_hybrid_models_are_those_of_one_rank",
+        ),
     ),
     Untried(
         options=("--experimental-attention-variant",),

@@ -110,13 +110,12 @@ WITH_CONTEXT_PARALLELISM = {
         "Megatron-LM restarts rotary positions over several ranks only if documents are aligned to them; leave it out, "
         "losses are the same",
     ),
-    "hybrid_layer_pattern": ("--hybrid-layer-pattern", "state space layers keep their state in one rank's share"),
-    "hierarchical_context_parallel_sizes": (
-        "--hierarchical-context-parallel-sizes",
-        "attention exchanges heads or keys in one group, not in a hierarchy of groups; leave it out",
-    ),
 }
 """Attribute of the parsed options -> the option and why it cannot be used with context parallelism."""
+
+
+ALIGNED_LAYERS = {"G": "gated delta nets", "D": "layers of DeepSeek's sparse attention"}
+"""Symbol in a hybrid pattern -> layers that take boundaries over several ranks if documents are aligned to them."""
 
 
 def check_context_parallelism(args: argparse.Namespace) -> None:
@@ -129,9 +128,16 @@ def check_context_parallelism(args: argparse.Namespace) -> None:
     for attribute, (option, reason) in WITH_CONTEXT_PARALLELISM.items():
         if getattr(args, attribute, None):
             raise OptionError(f"{option} cannot be used with --data-impl bfp and --context-parallel-size: {reason}")
+    for attribute in ("hybrid_layer_pattern", "hybrid_override_pattern"):
+        others = sorted(set(getattr(args, attribute, None) or "") & ALIGNED_LAYERS.keys())
+        if others:
+            raise OptionError(
+                f"--{attribute.replace('_', '-')} with {others[0]} cannot be used with --data-impl bfp and "
+                f"--context-parallel-size: {ALIGNED_LAYERS[others[0]]} expect each document to be split over ranks"
+            )
     kinds = getattr(args, "cp_comm_type", None) or ["p2p"]
     for kind in [kinds] if isinstance(kinds, str) else kinds:
-        if kind not in ("p2p", "a2a", "all_gather"):
+        if kind not in ("p2p", "a2a", "a2a+p2p", "all_gather"):
             raise OptionError(
                 f"--cp-comm-type {kind} cannot be used with --data-impl bfp: leave it out, or give a2a or all_gather"
             )
@@ -139,14 +145,6 @@ def check_context_parallelism(args: argparse.Namespace) -> None:
         raise OptionError(
             f"--seq-length {args.seq_length} must be a multiple of {2 * size}, twice --context-parallel-size: "
             "Megatron-LM cuts sequences into that many pieces"
-        )
-    balancing = getattr(args, "moe_router_load_balancing_type", None) or []
-    by_sequence = "seq_aux_loss" in ([balancing] if isinstance(balancing, str) else balancing)
-    if by_sequence and (args.micro_batch_size or 1) > 1:
-        raise OptionError(
-            "--moe-router-load-balancing-type seq_aux_loss cannot be used with --data-impl bfp, "
-            "--context-parallel-size and --micro-batch-size above 1: a rank's share of the joined sequences cannot be "
-            "balanced by sequence; give --micro-batch-size 1 or aux_loss"
         )
 
 

@@ -7,11 +7,13 @@ of experts allows.
 
 With ``--overlap-moe-expert-parallel-comm`` a schedule asks for a plan of the forward pass instead of its output.
 pretrain_gpt.py makes the plan without boundaries; here it makes it with the arguments of an ordinary forward call.
+Multi-token prediction in a plan passes them on, but asserts that there are none; here they are out of its sight then.
 """
 
 import argparse
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 Options = Callable[[], argparse.Namespace | None]
@@ -70,3 +72,48 @@ class PlannedModel:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
+
+
+def plan_later_tokens(build: Callable, options: Options) -> Callable:
+    """``build_mtp_layer_callables``, whose first function, up to the layer's experts, takes boundaries."""
+
+    @functools.wraps(build)
+    def build_with_boundaries(layer: Any) -> tuple[list[Callable | None], Any]:
+        from ...attention.boundary_check import note_boundaries  # with torch, when Megatron-LM has imported it
+
+        (first, *others), backward = build(layer)
+
+        @functools.wraps(first)
+        def first_with_boundaries(node: Any, hidden_states: Any) -> Any:
+            boundaries = node.chunk_state.packed_seq_params
+            if boundaries is None or options() is None:
+                return first(node, hidden_states)
+            note_boundaries(layer, boundaries)
+            with _out_of_sight(node.chunk_state, layer):
+                return first(node, hidden_states)
+
+        return [first_with_boundaries, *others], backward
+
+    return build_with_boundaries
+
+
+@contextlib.contextmanager
+def _out_of_sight(state: Any, layer: Any) -> Iterator[None]:
+    """Take the boundaries off a plan's state until the layer has looked up later tokens by them. What comes next is
+    joining the two, after which its attention gets them from the state."""
+    boundaries, look_up, join = state.packed_seq_params, layer._get_embeddings, layer._concat_embeddings
+
+    def look_up_in_documents(*arguments: Any, **keywords: Any) -> Any:
+        return look_up(*arguments, **(keywords | {"packed_seq_params": boundaries}))
+
+    def put_back_and_join(*arguments: Any, **keywords: Any) -> Any:
+        state.packed_seq_params = boundaries
+        return join(*arguments, **keywords)
+
+    state.packed_seq_params = None
+    layer._get_embeddings, layer._concat_embeddings = look_up_in_documents, put_back_and_join
+    try:
+        yield
+    finally:
+        del layer._get_embeddings, layer._concat_embeddings
+        state.packed_seq_params = boundaries

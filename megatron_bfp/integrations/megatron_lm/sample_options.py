@@ -84,6 +84,7 @@ OF_OTHER_SAMPLES: tuple[Row, ...] = (
     Refused(
         options=("--mock-data",),
         why="there are no documents to pack",
+        instead="give --data-path in its place",
         shown_by=(
             Source(
                 "megatron.core.datasets.gpt_dataset:MockGPTDataset", "return MockGPTLowLevelDataset(config.tokenizer)"

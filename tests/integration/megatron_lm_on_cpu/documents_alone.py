@@ -22,11 +22,7 @@ import torch
 from megatron import training
 from megatron.core.num_microbatches_calculator import get_num_microbatches
 from megatron.core.packed_seq_params import PackedSeqParams
-from megatron.core.transformer import multi_token_prediction
 from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
-
-# without Transformer Engine it asks for classes that do not exist
-multi_token_prediction.is_inference_column_parallel_linear = lambda layer: False
 
 
 def say(**values):

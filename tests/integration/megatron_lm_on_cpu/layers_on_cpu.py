@@ -67,9 +67,22 @@ def ask_for_nothing_of_nccl(module):
     module.get_nccl_options = lambda *_: None
 
 
+def without_layers_for_inference(module):
+    """Let multi-token prediction run, which asks for layers of Transformer Engine that do not exist without it."""
+    module.is_inference_column_parallel_linear = lambda layer: False
+
+
+def without_kernels_for_gpus(module):
+    """Leave the kernel that runs on a CPU; others would be chosen for bf16."""
+    for name in module.LIBRARIES:
+        del module.KERNELS[name]
+
+
 CHANGES = {
     "megatron.core.parallel_state": ask_for_nothing_of_nccl,
+    "megatron_bfp.attention.kernels": without_kernels_for_gpus,
     "megatron.core.transformer.torch_norm": take_sequence_parallelism,
+    "megatron.core.transformer.multi_token_prediction": without_layers_for_inference,
     "megatron.core.models.gpt.gpt_layer_specs": stand_in_for_transformer_engine,
 }
 """Module -> what is done to it."""
