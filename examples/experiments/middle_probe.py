@@ -71,7 +71,7 @@ def make_documents(count: int, seed: int, held_out: bool) -> list[list[int]]:
     lengths = generator.integers(SHORTEST, LONGEST + 1, count)
     documents = []
     for (first, kind), length in zip([kinds[number] for number in chosen], lengths.tolist()):
-        numbers = [(first + STEPS[kind] * place) % MODULUS for place in range(length)]
+        numbers = [(first + STEPS[kind] * i) % MODULUS for i in range(length)]
         documents.append([*numbers, MODULUS + kind])
     return documents
 

@@ -119,11 +119,11 @@ class FimDocuments:
         if len(chunks) >= VECTORISED:
             are_chosen = self.are_chosen(np.array([chunk[0] for chunk in chunks])).tolist()
         key, limit = self._key, self._limit
-        for place, (start, end) in enumerate(document_spans):
+        for at, (start, end) in enumerate(document_spans):
             if SHORTEST <= end - start <= longest:
-                document = chunks[place][0]
-                if are_chosen[place] if are_chosen else mixed(document, key) < limit:
-                    chunks[place] = new(RearrangedSpan, (document, start, end - targets_only, end))
+                document = chunks[at][0]
+                if are_chosen[at] if are_chosen else mixed(document, key) < limit:
+                    chunks[at] = new(RearrangedSpan, (document, start, end - targets_only, end))
                     number += 1
         return number
 
