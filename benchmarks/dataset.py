@@ -2,13 +2,15 @@
 
     python benchmarks/dataset.py --seq-length 2048 8192 131072 --workers 0 2 --corpora 1 8 --output dataset.json
     python benchmarks/dataset.py --data-path PREFIX --seq-length 2048 --corpora 1
+    python benchmarks/dataset.py --lengths tests/data/code_lengths.npy --fim-rate 0.9 --seq-length 2048 --corpora 1
 
 Without ``--data-path`` it writes simulated RefinedWeb corpora of random tokens to a temporary folder. They are read
 alone and in a blend, whose samples megatron-core makes. BFPGPTDataset is measured with every token as an input, with
-targets only, and with half of the documents rearranged for fill-in-the-middle. GPTDataset is measured without masks,
+targets only, and with some of the documents rearranged for fill-in-the-middle. GPTDataset is measured without masks,
 with ``reset_attention_mask`` and its dense mask, and with inter-document masking if megatron-core has it. Contenders
-take turns, round by round, each continuing in its epoch; the figure is the median of the rounds. At the end,
-``--reads`` samples are read with BFPGPTDataset to show its memory.
+take turns, round by round, each continuing in its epoch. Without workers, processor time is taken. The figure is the
+median of the rounds, and a ratio is the median of the ratios of each round. At the end, ``--reads`` samples are read
+with BFPGPTDataset to show its memory.
 """
 
 import argparse
@@ -47,7 +49,7 @@ STOCK = "GPTDataset, no mask"
 PACKED = "BFPGPTDataset"
 TARGETS_ONLY = "BFPGPTDataset, targets only"
 FIM = "BFPGPTDataset, fill-in-the-middle"
-FIM_FIELDS = {"fim_rate": 0.5, "fim_extra_tokens": {"prefix": 64_996, "middle": 64_997, "suffix": 64_998}}
+SENTINELS = {"prefix": 64_996, "middle": 64_997, "suffix": 64_998}
 
 
 class Tokenizer:
@@ -59,12 +61,12 @@ class Tokenizer:
     unique_identifiers = {"class": "benchmark"}
 
 
-def contenders(seq_length: int) -> dict[str, tuple[type, type, dict[str, Any]]]:
+def contenders(seq_length: int, fim_rate: float = 0.5) -> dict[str, tuple[type, type, dict[str, Any]]]:
     """Dataset class, config class and its options, by name."""
     classes = {
         PACKED: (BFPGPTDataset, BFPGPTDatasetConfig, {}),
         TARGETS_ONLY: (BFPGPTDataset, BFPGPTDatasetConfig, {"targets_only": True}),
-        FIM: (BFPGPTDataset, BFPGPTDatasetConfig, FIM_FIELDS),
+        FIM: (BFPGPTDataset, BFPGPTDatasetConfig, {"fim_rate": fim_rate, "fim_extra_tokens": SENTINELS}),
         STOCK: (GPTDataset, GPTDatasetConfig, {"create_attention_mask": False}),
     }
     if "inter_document_masking" in {field.name for field in fields(GPTDatasetConfig)}:
@@ -113,23 +115,27 @@ def endless(dataset: Dataset, num_workers: int) -> Iterator[Any]:
 
 
 def compare(
-    prefixes: list[str], cache_path: str, seq_length: int, num_workers: int, seconds: float
+    prefixes: list[str], cache_path: str, seq_length: int, num_workers: int, seconds: float, fim_rate: float
 ) -> list[dict[str, Any]]:
     """Time all contenders at one sequence length, in rounds of about ``seconds`` per contender."""
     streams = {
         name: endless(make_dataset(prefixes, cache_path, seq_length, *classes), num_workers)
-        for name, classes in contenders(seq_length).items()
+        for name, classes in contenders(seq_length, fim_rate).items()
     }
     rates: dict[str, list[float]] = {name: [] for name in streams}
+    clock = time.perf_counter if num_workers else time.thread_time  # other work on the machine matters less
     for round_number in range(6):
         for name, stream in streams.items():
-            start, count, taken = time.perf_counter(), 0, 0.0
+            start, count, taken = clock(), 0, 0.0
             while taken < seconds:
                 next(stream)
-                count, taken = count + 1, time.perf_counter() - start
+                count, taken = count + 1, clock() - start
             if round_number:  # the first fills caches and starts workers
                 rates[name].append(count / taken)
-    stock = statistics.median(rates[STOCK])
+
+    def ratio(name: str, base: str) -> float:
+        return statistics.median(np.divide(rates[name], rates[base]).tolist())
+
     return [
         {
             "seq_length": seq_length,
@@ -137,7 +143,8 @@ def compare(
             "workers": num_workers,
             "dataset": name,
             "samples_per_second": statistics.median(measured),
-            "ratio_to_stock": statistics.median(measured) / stock,
+            "ratio_to_stock": ratio(name, STOCK),
+            "ratio_to_packed": ratio(name, PACKED),
         }
         for name, measured in rates.items()
     ]
@@ -159,12 +166,19 @@ def memory_over_reads(dataset: Dataset, reads: int) -> list[dict[str, int]]:
     return rows
 
 
-def write_corpus(prefix: str, tokens: int, seed: int = 2024) -> None:
-    """Simulated RefinedWeb documents of random tokens, in Megatron's format."""
+def write_corpus(prefix: str, tokens: int, seed: int = 2024, of_documents: np.ndarray | None = None) -> None:
+    """Simulated documents of random tokens, in Megatron's format.
+
+    Args:
+        of_documents: integers [n], lengths to draw from; by default, those of RefinedWeb are simulated.
+    """
     generator = np.random.default_rng(seed)
     with IndexedDatasetWriter(prefix, np.uint16) as writer:
         for _ in range(-(-tokens // (1 << 22))):
-            lengths = np.ceil(generator.lognormal(5.84, 0.98, 1 << 14)).astype(np.int32)
+            if of_documents is None:
+                lengths = np.ceil(generator.lognormal(5.84, 0.98, 1 << 14)).astype(np.int32)
+            else:
+                lengths = generator.choice(of_documents, 1 << 14).astype(np.int32)
             lengths = lengths[: np.searchsorted(np.cumsum(lengths), 1 << 22)]
             writer.add(generator.integers(1, 64_999, int(lengths.sum()), dtype=np.uint16), lengths)
         writer.finalize()
@@ -183,6 +197,8 @@ def main() -> None:
     add = parser.add_argument
     add("--data-path", nargs="+", metavar="PREFIX", help="indexed datasets; by default, they are simulated")
     add("--tokens", type=int, default=400_000_000, help="of all simulated ones together (default: %(default)s)")
+    add("--lengths", metavar="FILE", help="a .npy of document lengths that simulated ones have (default: web text's)")
+    add("--fim-rate", type=float, default=0.5, metavar="R", help="documents rearranged (default: %(default)s)")
     add(
         "--corpora",
         nargs="+",
@@ -208,11 +224,11 @@ def main() -> None:
     lengths = [checked_seq_length("--seq-length", seq_length) for seq_length in options.seq_length]
     counts = _counts(options)
     with tempfile.TemporaryDirectory() as directory, _process_group():
-        prefixes = options.data_path or _simulated(directory, max(counts), options.tokens)
+        prefixes = options.data_path or _simulated(directory, max(counts), options)
         rows = []
         for seq_length, count, num_workers in itertools.product(lengths, counts, options.workers):
             _say(f"seq_length {seq_length}, {count} corpora, {num_workers} workers")
-            rows += compare(prefixes[:count], directory, seq_length, num_workers, options.seconds)
+            rows += compare(prefixes[:count], directory, seq_length, num_workers, options.seconds, options.fim_rate)
         _say(f"{options.reads:,} reads at seq_length {lengths[0]}")
         packed = contenders(lengths[0])[PACKED]
         memory = memory_over_reads(make_dataset(prefixes[:1], directory, lengths[0], *packed), options.reads)
@@ -237,12 +253,13 @@ def _counts(options: argparse.Namespace) -> list[int]:
     return options.corpora
 
 
-def _simulated(directory: str, count: int, tokens: int) -> list[str]:
-    """Prefixes of new corpora with ``tokens`` in all."""
+def _simulated(directory: str, count: int, options: argparse.Namespace) -> list[str]:
+    """Prefixes of new corpora, all together of the tokens that are asked for."""
+    tokens, of_documents = options.tokens, None if options.lengths is None else np.load(options.lengths)
     prefixes = [os.path.join(directory, f"simulated_{number}_text_document") for number in range(count)]
     _say(f"writing {tokens:,} simulated tokens")
     for number, prefix in enumerate(prefixes):
-        write_corpus(prefix, -(-tokens // count), seed=2024 + number)
+        write_corpus(prefix, -(-tokens // count), seed=2024 + number, of_documents=of_documents)
     return prefixes
 
 
@@ -271,8 +288,9 @@ def _print(rows: list[dict[str, Any]], memory: list[dict[str, int]]) -> None:
         rate = row["samples_per_second"]
         times = [f"{1e6 / rate:.1f}", f"{1e9 / rate / row['seq_length']:.1f}"]
         cells.append([row["dataset"], row["seq_length"], row["corpora"], row["workers"], round(rate), *times])
-        cells[-1].append(f"{row['ratio_to_stock']:.2f}")
-    header = ["dataset", "L", "corpora", "workers", "samples/s", "us per sample", "ns per token", "ratio to no mask"]
+        cells[-1] += [f"{row['ratio_to_stock']:.2f}", f"{row['ratio_to_packed']:.2f}"]
+    header = ["dataset", "L", "corpora", "workers", "samples/s", "us per sample", "ns per token"]
+    header += ["ratio to no mask", "to packed"]
     print(format_table(header, cells))
     print("\nMemory of BFPGPTDataset (RssAnon):")
     memory_cells = [[row["reads"], f"{row['anonymous_bytes'] / 1e6:.1f}"] for row in memory]

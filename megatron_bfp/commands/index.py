@@ -3,23 +3,20 @@
 import argparse
 
 from ..console import say
-from ..errors import OptionError
 from ..indexed_dataset.reader import IndexedDataset
 from .built_indexes import BuiltIndex, build_indexes, describe
 from .json_output import KEYS_OF_DATASET, dataset_entry, index_entry, say_json
 from .shared import (
     add_cap,
     add_even,
-    add_fim_rate,
+    add_fim,
     add_json,
     add_overwrite,
     add_prefixes,
-    add_seed,
     add_seq_length,
     add_split,
     add_targets_only,
     check_packing,
-    fim_documents,
 )
 
 DESCRIPTION = (
@@ -45,8 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_cap(parser)
     add_even(parser)
     add_targets_only(parser)
-    add_fim_rate(parser)
-    add_seed(parser, "which chooses these documents")
+    add_fim(parser)
     add_overwrite(parser, "an index that exists")
     add_json(parser)
 
@@ -58,9 +54,6 @@ def execute(options: argparse.Namespace) -> None:
         BFPError: bad options, a damaged dataset, or an index that is wrong or cannot be written.
     """
     check_packing(options)
-    if options.seed is not None and options.fim_rate is None:
-        raise OptionError("--seed chooses documents for fill-in-the-middle: give it with --fim-rate")
-    fim_documents(options)  # refused before anything is read
     datasets = [IndexedDataset(prefix, needs_bin=False) for prefix in options.prefixes]
     built = [(dataset, build_indexes(dataset, options)) for dataset in datasets]
     if options.json:

@@ -13,6 +13,7 @@ from .shared import (
     OF_INDEX,
     add_cap,
     add_even,
+    add_fim,
     add_output_prefix,
     add_overwrite,
     add_seq_length,
@@ -47,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_cap(parser)
     add_even(parser)
     add_targets_only(parser)
+    add_fim(parser)
     add_overwrite(parser, "a dataset or an index that exists")
 
 

@@ -26,6 +26,7 @@ from .shared import (
     add_append_bos,
     add_cap,
     add_even,
+    add_fim,
     add_output_prefix,
     add_overwrite,
     add_seq_length,
@@ -67,7 +68,7 @@ def old_parser() -> Parser:
         ("--merge", "parts", "join these datasets, in this order, to OUT.bin and OUT.idx"),
     ):
         existing.add_argument(option, dest=name, nargs="+", type=dataset_prefix, metavar="PREFIX", help=text)
-    parser.set_defaults(parser=parser, json=False, fim_rate=None, seed=None)
+    parser.set_defaults(parser=parser, json=False)
     return parser
 
 
@@ -207,6 +208,7 @@ def _add_index(group: Options) -> None:
     add_cap(group)
     add_even(group)
     add_targets_only(group)
+    add_fim(group)
 
 
 def _add_processes(group: Options) -> None:

@@ -20,7 +20,7 @@ from ..tokenizers.registry import TOKENIZER_TYPES
 SEED = 1234
 """Megatron's default for --seed."""
 
-OF_INDEX = ("split", "max_documents_per_sequence", "even_sequences", "targets_only")
+OF_INDEX = ("split", "max_documents_per_sequence", "even_sequences", "targets_only", "fim_rate", "seed")
 """Options that say which index is built for a ``--seq-length``."""
 
 Options = argparse._ActionsContainer
@@ -170,8 +170,14 @@ def add_targets_only(options: Options) -> None:
     )
 
 
+def add_fim(options: Options) -> None:
+    """``--fim-rate R`` and the ``--seed`` that goes with it, for verbs that build indexes."""
+    add_fim_rate(options)
+    add_seed(options, "which chooses these documents")
+
+
 def add_fim_rate(options: Options) -> None:
-    """``--fim-rate R``; ``--seed`` goes with it."""
+    """``--fim-rate R``; a ``--seed`` goes with it."""
     options.add_argument(
         "--fim-rate",
         type=float,
@@ -186,7 +192,7 @@ def fim_documents(options: argparse.Namespace) -> FimDocuments | None:
     Raises:
         OptionError: a value is impossible.
     """
-    rate = getattr(options, "fim_rate", None)
+    rate = options.fim_rate
     return None if rate is None else FimDocuments(rate, SEED if options.seed is None else options.seed)
 
 
@@ -286,7 +292,7 @@ def columns_of_counts(counts: Iterable[dict[str, int]]) -> dict[str, str]:
 
 
 def check_packing(options: argparse.Namespace) -> None:
-    """Refuse sequence lengths, a cap or a split that cannot be, before anything is read.
+    """Refuse sequence lengths, a cap, a split or a choice of documents that cannot be, before anything is read.
 
     Raises:
         OptionError: one of them is wrong.
@@ -296,6 +302,9 @@ def check_packing(options: argparse.Namespace) -> None:
     checked_cap(options.max_documents_per_sequence)
     if options.split is not None:
         split_fractions(options.split)
+    if options.seed is not None and options.fim_rate is None:
+        raise OptionError("--seed chooses documents for fill-in-the-middle: give it with --fim-rate")
+    fim_documents(options)  # it refuses impossible values
 
 
 def check_output_prefix(options: argparse.Namespace) -> None:

@@ -17,7 +17,9 @@ Source: "Efficient Training of Language Models to Fill in the Middle" (Bavarian 
 of SPM, as in Megatron-LM's fim_dataset.py; here on tokens and not on characters, so that no length changes.
 """
 
+import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,6 +41,8 @@ _MOST = 1 << 16
 
 class RearrangedSpan(ChunkSpan):
     """The chunk of a whole document that is shown with sentinels, in an order of its own."""
+
+    __slots__ = ()
 
     @property
     def num_tokens(self) -> int:
@@ -80,7 +84,7 @@ class FimDocuments:
             bool [n].
         """
         if len(documents) < VECTORISED:
-            return np.fromiter(map(self._is_chosen, documents.tolist()), bool, len(documents))
+            return np.array([mixed(document, self._key) < self._limit for document in documents.tolist()], bool)
         hashes = mixed_array(documents.astype(np.uint64), np.uint64(self._key))
         return (hashes >> np.uint64(11)) * _FRACTION < self.rate
 
@@ -97,22 +101,40 @@ class FimDocuments:
         """
         return self.are_chosen(documents) & (lengths >= SHORTEST) & (lengths <= longest)
 
-    def are_rearranged_list(self, documents: list[int], lengths: list[int], longest: int) -> list[bool]:
-        """``are_rearranged`` of lists; for those of a sequence, which are often few."""
-        if len(documents) >= VECTORISED:
-            return self.are_rearranged(np.array(documents), np.array(lengths), longest).tolist()
-        key, limit = self._key, self.rate / _FRACTION
-        return [
-            SHORTEST <= length <= longest and mixed(document, key) >> 11 < limit
-            for document, length in zip(documents, lengths, strict=True)
-        ]
+    def rearrange(
+        self, chunks: list[ChunkSpan], document_spans: list[tuple[int, int]], longest: int, targets_only: bool
+    ) -> int:
+        """Replace the chunks of rearranged documents in one sequence by a ``RearrangedSpan`` each.
 
-    def _is_chosen(self, document: int) -> bool:
-        return (mixed(document, self._key) >> 11) * _FRACTION < self.rate
+        Args:
+            chunks: as without fill-in-the-middle; changed in place.
+            document_spans: start and end of each of their documents, tokens.
+            longest: as ``longest_rearranged`` gives it.
+            targets_only: the last token of a document is no input.
 
-    @property
+        Returns:
+            How many there are.
+        """
+        are_chosen, new, number = None, tuple.__new__, 0
+        if len(chunks) >= VECTORISED:
+            are_chosen = self.are_chosen(np.array([chunk[0] for chunk in chunks])).tolist()
+        key, limit = self._key, self._limit
+        for at, (start, end) in enumerate(document_spans):
+            if SHORTEST <= end - start <= longest:
+                document = chunks[at][0]
+                if are_chosen[at] if are_chosen else mixed(document, key) < limit:
+                    chunks[at] = new(RearrangedSpan, (document, start, end - targets_only, end))
+                    number += 1
+        return number
+
+    @cached_property
     def _key(self) -> int:
         return round_keys(self.seed, 0, "documents for fill-in-the-middle")[0]
+
+    @cached_property
+    def _limit(self) -> int:
+        """Documents whose hash is below it are chosen."""
+        return math.ceil(self.rate / _FRACTION) << 11
 
 
 def longest_rearranged(seq_length: int, targets_only: bool) -> int:
@@ -153,7 +175,7 @@ class FimTokens(NamedTuple):
     eod: int | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class FimForm:
     """How rearranged documents are shown."""
 
@@ -191,25 +213,27 @@ class FimEpoch:
     """
 
     def __init__(self, form: FimForm, seed: int, epoch: int) -> None:
-        self._ids, self._spm_rate = form.tokens, round(form.spm_rate * _MOST)
+        self._ids, self._spm_limit = form.tokens, round(form.spm_rate * _MOST)
         self._key = round_keys(seed, epoch, "splits of fill-in-the-middle")[0]
 
-    def _split(self, document: int, tokens: np.ndarray) -> tuple[int, int, int, bool]:
-        """Where prefix, middle and suffix of a document end, in its tokens, and whether it is shown as SPM.
+    def _split(self, document: int, end: int) -> tuple[int, int, bool]:
+        """Where prefix and middle of a document end, in its tokens, and whether it is shown as SPM.
 
         One hash gives all: its quotients by the number of places where the document can be split.
+
+        Args:
+            end: the end of its suffix: its tokens without EOD.
         """
-        number = len(tokens)
-        end = number - 1 if tokens.item(-1) == self._ids.eod else number
-        rest, first = divmod(mixed(document, self._key), end + 1)
-        rest, second = divmod(rest, end + 1)
-        if first > second:
-            first, second = second, first
-        return first, second, end, rest % _MOST < self._spm_rate
+        places = end + 1
+        rest, first = divmod(mixed(document, self._key), places)
+        rest, second = divmod(rest, places)
+        is_spm = rest % _MOST < self._spm_limit
+        return (first, second, is_spm) if first < second else (second, first, is_spm)
 
     def parts(self, document: int, tokens: np.ndarray) -> list[tuple[str, int, int]]:
         """Which part of a document is where among its tokens as ``write`` writes them: name, begin and end of each."""
-        first, second, end, is_spm = self._split(document, tokens)
+        end = len(tokens) - int(tokens[-1] == self._ids.eod)
+        first, second, is_spm = self._split(document, end)
         suffix = end - second
         if is_spm:
             middle = 3 + suffix + first
@@ -217,7 +241,7 @@ class FimEpoch:
         middle = 3 + first + suffix
         return [("prefix", 1, 1 + first), ("suffix", 2 + first, middle - 1), ("middle", middle, 3 + end)]
 
-    def write(self, document: int, tokens: np.ndarray, shown: np.ndarray) -> None:
+    def write(self, document: int, tokens: memoryview, shown: memoryview) -> None:
         """Write the tokens of a document in the order of this epoch, with sentinels.
 
         Args:
@@ -226,20 +250,21 @@ class FimEpoch:
             shown: gets them, integers [n + 3].
         """
         prefix_id, middle_id, suffix_id, eod = self._ids
-        number = len(tokens)
-        first, second, end, is_spm = self._split(document, tokens)
-        suffix = end - second
+        end = len(tokens)
+        if tokens[-1] == eod:
+            shown[-1] = eod
+            end -= 1
+        first, second, is_spm = self._split(document, end)
         shown[0] = prefix_id
         if is_spm:
             shown[1] = suffix_id
-            shown[2 : 2 + suffix] = tokens[second:end]
-            shown[2 + suffix] = middle_id
-            shown[3 + suffix : 3 + end] = tokens[:second]
+            middle = 2 + end - second
+            shown[2:middle] = tokens[second:end]
+            shown[middle + 1 : 3 + end] = tokens[:second]
         else:
             shown[1 : 1 + first] = tokens[:first]
             shown[1 + first] = suffix_id
-            shown[2 + first : 2 + first + suffix] = tokens[second:end]
-            shown[2 + first + suffix] = middle_id
-            shown[3 + first + suffix : 3 + end] = tokens[first:second]
-        if end < number:
-            shown[-1] = eod
+            middle = 2 + first + end - second
+            shown[2 + first : middle] = tokens[second:end]
+            shown[middle + 1 : 3 + end] = tokens[first:second]
+        shown[middle] = middle_id

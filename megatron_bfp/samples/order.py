@@ -26,7 +26,6 @@ VECTORISED = 24
 """From so many samples on, numpy is faster than Python."""
 KEYS_KEPT = 1 << 12
 """Round keys in memory, of an epoch of a corpus each: more than the corpora of nearly any blend."""
-_MASK = (1 << 64) - 1
 
 
 def shuffled(index: int, num_items: int, seed: int, epoch: int, identity: str) -> int:
@@ -121,8 +120,8 @@ def round_keys(seed: int, epoch: int, identity: str) -> tuple[int, ...]:
 
 def mixed(value: int, key: int) -> int:
     """A 64-bit mix of a half and a round's key, by two rounds of multiply and shift."""
-    mixed = ((value ^ key) * 0x9E3779B97F4A7C15) & _MASK
-    mixed = ((mixed ^ (mixed >> 32)) * 0xD6E8FEB86659FD93) & _MASK
+    mixed = ((value ^ key) * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
+    mixed = ((mixed ^ (mixed >> 32)) * 0xD6E8FEB86659FD93) & 0xFFFFFFFFFFFFFFFF
     return mixed ^ (mixed >> 32)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from ..indexed_dataset.reader import IndexedDataset
 from ..packing.chunks import ChunkSpan
-from .fill_in_the_middle import FimEpoch, RearrangedSpan
+from .fill_in_the_middle import NUM_SENTINELS, FimEpoch, RearrangedSpan
 from .reused_memory import empty_array
 from .vocabulary import check_spans, has_others
 
@@ -60,36 +60,27 @@ def build_sample(
         IndexedDatasetError: the dataset is damaged, or an id is not in the vocabulary.
     """
     row = empty_array(seq_length + 1, dataset.dtype)
+    into = row.data  # half the time of copying to slices of an array, and this is done for each chunk
     boundaries, last_positions, last_targets, without_target, longest = [0], [], [], [], 0
     end = num_read = 0
     for chunk in chunks:
         document, chunk_start, chunk_end, document_end = chunk
+        length, continues = chunk_end - chunk_start, chunk_end < document_end
         if type(chunk) is RearrangedSpan:
-            length, num_after = chunk.num_tokens, document_end - chunk_end
-            begin, end = end, end + length
-            num_read = end + num_after
+            length += NUM_SENTINELS
+        begin, end = end, end + length
+        num_read = end + continues  # if it goes on, its next token is the last target
+        if type(chunk) is RearrangedSpan:
             if fim is None:
                 raise ValueError("the index has documents for fill-in-the-middle: say how they are shown")
-            tokens = dataset.tokens(chunk_start, document_end - chunk_start)
-            fim.write(document, tokens, row[begin:num_read])
-            last_targets.append(row[end] if num_after else 0)
-            if not num_after:
-                without_target.append(end - 1)
-            last_positions.append(end - 1)
-            boundaries.append(end)
-            longest = max(longest, length)
-            continue
-        length = chunk_end - chunk_start
-        begin, end = end, end + length
-        if chunk_end < document_end:  # it goes on: its next token is the last target
-            row[begin : end + 1] = dataset.tokens(chunk_start, length + 1)
-            last_targets.append(row[end])
-            num_read = end + 1
+            fim.write(document, dataset.view(chunk_start, document_end - chunk_start), into[begin:num_read])
         else:
-            row[begin:end] = dataset.tokens(chunk_start, length)
+            into[begin:num_read] = dataset.view(chunk_start, num_read - begin)
+        if continues:
+            last_targets.append(into[end])
+        else:
             last_targets.append(0)
             without_target.append(end - 1)
-            num_read = end
         last_positions.append(end - 1)
         boundaries.append(end)
         if length > longest:

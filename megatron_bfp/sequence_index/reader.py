@@ -20,7 +20,7 @@ from ..indexed_dataset.memory_maps import expect_scattered_reads, load_array
 from ..indexed_dataset.reader import IndexedDataset
 from ..packing.chunks import ChunkSpan
 from ..packing.table import SequenceTable, id_dtype
-from ..samples.fill_in_the_middle import NUM_SENTINELS, FimDocuments, RearrangedSpan, longest_rearranged
+from ..samples.fill_in_the_middle import NUM_SENTINELS, longest_rearranged
 from .fingerprints import ends_sha256, sampled_fingerprint
 from .format import ARRAYS, FORMAT, VERSION, canonical_json, checksum, num_inputs
 from .key import IndexKey, build_command, damaged, remedy
@@ -60,6 +60,7 @@ class SequenceIndex:
         except OSError as error:
             raise SequenceIndexError(f"{error.filename or self.path}: cannot be read: {error.strerror}") from None
         self.counts: dict[str, int] = metadata["counts"]
+        self._longest_rearranged = longest_rearranged(self.key.seq_length, self.key.targets_only)
         self._shift = _shift_to_sequences(dataset, self.key, self.counts)
         self.idx_sha256: str = metadata["fingerprint"]["sha256"]
         self.identity = f"{self.idx_sha256} {self.key.name}"
@@ -90,8 +91,8 @@ class SequenceIndex:
         document_spans = self.dataset.spans(entry.documents, idx_sequences)
         chunks, sentinels = entry.chunk_spans(document_spans, key.seq_length, key.targets_only), 0
         if key.fim is not None:
-            chunks = self._with_rearranged(chunks, documents, document_spans, key.fim)
-            sentinels = NUM_SENTINELS * sum(type(chunk) is RearrangedSpan for chunk in chunks)
+            rearranged = key.fim.rearrange(chunks, document_spans, self._longest_rearranged, key.targets_only)
+            sentinels = NUM_SENTINELS * rearranged
         num_tokens = sentinels
         if entry.full_chunk is not None:
             ((start, end),) = document_spans
@@ -104,23 +105,6 @@ class SequenceIndex:
         if num_tokens > key.seq_length:
             self._refuse(sequence, "has more tokens than fit")
         return chunks
-
-    def _with_rearranged(
-        self,
-        chunks: list[ChunkSpan],
-        documents: list[int],
-        document_spans: list[tuple[int, int]],
-        fim: FimDocuments,
-    ) -> list[ChunkSpan]:
-        """The chunks, of which those of rearranged documents are ``RearrangedSpan``."""
-        lengths = [end - start for start, end in document_spans]
-        longest = longest_rearranged(self.key.seq_length, self.key.targets_only)
-        is_rearranged = fim.are_rearranged_list(documents, lengths, longest)
-        unused, new = int(self.key.targets_only), tuple.__new__
-        return [
-            new(RearrangedSpan, (chunk[0], start, end - unused, end)) if is_it else chunk
-            for chunk, (start, end), is_it in zip(chunks, document_spans, is_rearranged, strict=True)
-        ]
 
     def work(self, sequences: Any) -> np.ndarray:
         """The work of sequences, from the index alone: no document is read. See ``SequenceTable.work``.

@@ -4,6 +4,7 @@ Everything that needs to know which sequence index a run means asks here: datase
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NoReturn
 
 import numpy as np
@@ -124,7 +125,7 @@ class PackedSplit:
             form: the form that the run gives them.
         """
         fim = self.index.key.fim
-        return None if fim is None or form is None else FimEpoch(form, fim.seed, sample // len(self))
+        return None if fim is None or form is None else _fim_epoch(form, fim.seed, sample // len(self.index))
 
     def refuse_in_blend(self) -> NoReturn:
         """Refuse a split without sequences as part of a blend, which has a weight for each of its datasets."""
@@ -133,3 +134,7 @@ class PackedSplit:
             f"{self.dataset.prefix}: the {self.name} split, documents {key.first_document} to {key.end_document} of "
             f"{self.dataset.num_documents}, has no {self.packed_in_words}; take it out of the blend, or change --split"
         )
+
+
+_fim_epoch = lru_cache(maxsize=64)(FimEpoch)
+"""All samples of an epoch ask for the same one."""

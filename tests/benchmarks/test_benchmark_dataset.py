@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 from helpers.datasets import documents_of
@@ -9,6 +10,8 @@ from helpers.datasets import documents_of
 from megatron_bfp import BFPError
 
 pytest.importorskip("megatron.core")
+
+CODE = str(Path(__file__).parents[1] / "data" / "code_lengths.npy")
 
 
 @pytest.fixture
@@ -58,6 +61,10 @@ def test_a_simulated_corpus_is_made_where_none_is_given(benchmark, capsys):
         "0.01",
         "--reads",
         "10",
+        "--lengths",
+        CODE,
+        "--fim-rate",
+        "0.9",
     ]
     benchmark(*arguments)
     assert "GPTDataset, no mask" in capsys.readouterr().out

@@ -76,6 +76,19 @@ def test_several_sequence_lengths_and_keys(run_here, tmp_path, tokenizer_file):
     assert [index.key.seq_length for index in verify_all(code.prefix)] == [16, 8]
 
 
+def test_indexes_for_fill_in_the_middle(run_here, tmp_path, tokenizer_file):
+    fim = ("--fim-rate", 1, "--seed", 7)
+    options = ("--output-prefix", tmp_path / "out", "--tokenizer-model", tokenizer_file, "--seq-length", 512)
+    status, out, _ = run_here("--input", GOOD, *options, *fim, "--targets-only", defaults=False)
+    written = str(tmp_path / "out_text_document")
+    merged = str(tmp_path / "merged")
+    parts = ("--merge", written, written, "--output-prefix", merged, "--seq-length", 512)
+    assert status == 0 and "too long" in out and run_here(*parts, *fim, defaults=False)[0] == 0
+    for prefix, name in ((written, "s512-d0-8-t-fim1-7"), (merged, "s512-d0-16-fim1-7")):
+        (index,) = verify_all(prefix)
+        assert index.key.name == name and index.counts["fim_documents"] > 0
+
+
 @pytest.mark.case(1)
 def test_the_table_counts_what_is_cut_and_what_is_empty(run_here):
     status, out, err = run_here("--input", str(DATA / "nasty" / "02_whitespace_only.jsonl"))

@@ -77,8 +77,8 @@ def test_options_of_the_index_beside_a_part_that_gets_none(warnings):
     part = ("--shard-index", "0", "--shard-count", "1")
     (line,) = warnings(*part, "--split", "9,1,0")
     assert line.startswith("--split has no effect here: it is for --seq-length")
-    for option in ("--even-sequences", "--targets-only"):
-        (line,) = warnings(*part, option)
+    for option, *value in (["--even-sequences"], ["--targets-only"], ["--fim-rate", "0.5"]):
+        (line,) = warnings(*part, option, *value)
         assert line.startswith(f"{option} has no effect here: it is for --seq-length")
 
 

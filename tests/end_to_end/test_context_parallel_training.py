@@ -5,6 +5,7 @@ The quick tests of context parallelism are those of attention.
 
 import hashlib
 import json
+import shutil
 
 import pytest
 
@@ -117,6 +118,25 @@ def test_control_another_seed_has_other_losses(corpus, of_one_rank, tmp_path):
     options = ("--seed", 5, "--json-log", log, *SPLIT_IN_TWO)
     train(corpus, *options, ranks=2, train_iters=STEPS, launcher="ranks")
     assert largest_differences(trained(log), of_one_rank())[0] > 1e-2
+
+
+FIM = ("--fim-rate", 0.5, "--fim-prefix-token", "!", "--fim-middle-token", "#", "--fim-suffix-token", "$")
+
+
+def test_all_that_changes_samples_goes_together(corpus, of_one_rank, tmp_path):
+    """Fill-in-the-middle, targets only, even sequences and balanced batches."""
+    copied = shutil.copytree(corpus, tmp_path / "corpus")  # it gets another index
+    steps_of = {}
+    for ranks, options in ((1, ()), (4, SPLIT_IN_TWO)):
+        log = tmp_path / f"{ranks}.jsonl"
+        together = (*FIM, "--targets-only", "--even-sequences", "--balance-batches", 1)
+        options = (*options, *together, "--zero-stage", 1, "--json-log", log)
+        train(copied, *options, ranks=ranks, train_iters=STEPS, launcher="ranks")
+        steps_of[ranks] = trained(log)
+    assert_alike("together", steps_of[4], steps_of[1])
+    assert largest_differences(steps_of[4], of_one_rank())[0] > 1e-2  # the control
+    names = [path.name for path in (copied / "data_text_document.bfp").iterdir()]
+    assert any(name.endswith("-e-t-fim0.5-1234") for name in names)
 
 
 def test_evaluations_are_those_of_one_rank(corpus):

@@ -198,6 +198,39 @@ def test_options_of_packing(bridge, corpus):
     assert "data_text_document.bfp/s128-d0-907-m4-e" in output
 
 
+FIM = {"fim_rate": 0.5, "fim_extra_tokens": {"prefix": 520, "middle": 521, "suffix": 522}}
+
+
+def test_rearranged_documents_and_targets_only_are_trained_as_documents_alone(bridge, corpus):
+    both = {"targets_only": True, "even_sequences": True, **FIM}
+    batches = bridge.watch(corpus, "train.train_iters=1", what="alone", **both)
+    for batch in batches:
+        assert batch["joined"] == pytest.approx(batch["alone"], rel=1e-6)
+        assert batch["targets"] == batch["counted"] > 0.99 * 2 * 128
+    alone = sum(batch["alone"] for batch in batches)
+    assert sum(batch["crossed"] for batch in batches) != pytest.approx(alone, rel=1e-3)
+    samples = samples_in_order(bridge.watch(corpus, "train.train_iters=3", what="batches", **both))
+    assert samples_in_order(bridge.watch(corpus, "train.train_iters=3", what="batches", ranks=2, **both)) == samples
+    plain = {"targets_only": True, "even_sequences": True}
+    assert samples_in_order(bridge.watch(corpus, "train.train_iters=3", what="batches", **plain)) != samples
+
+
+def test_rows_of_rearranged_documents_can_be_split(bridge, corpus):
+    both = {"targets_only": True, **FIM}
+    whole, output = bridge.train(corpus, "train.train_iters=3", **both)
+    assert "data_text_document.bfp/s128-d0-907-t-fim0.5-1234" in output
+    split = ["train.train_iters=3", "model.context_parallel_size=2"]
+    parts, _ = bridge.train(corpus, *split, what="unaware", ranks=2, **both)
+    for of_whole, of_parts in zip(whole.values(), parts.values(), strict=True):
+        assert float(of_parts[1]) == pytest.approx(float(of_whole[1]), rel=1e-6)
+
+
+@pytest.mark.parametrize("tokens", [None, {"prefix": 520, "middle": 520, "suffix": 522}])
+def test_sentinels_are_needed_for_fill_in_the_middle(bridge, corpus, tokens):
+    status, output = bridge.launch(corpus, **FIM | {"fim_extra_tokens": tokens})
+    assert status and "megatron_bfp: error: fim_extra_tokens: give an id of its own for each of prefix" in output
+
+
 REFUSED = {
     "dist.eval_context_parallel_size=2": "dist.eval_context_parallel_size cannot be used",
     "dataset.dataloader_type=cyclic": "dataset.dataloader_type 'cyclic' cannot be used",

@@ -94,6 +94,20 @@ def test_losses_are_those_of_one_rank_in_other_layouts_too(run, layout):
     check_layout(run, MORE_LAYOUTS[layout], 2)
 
 
+FIM = ["--fim-rate", 0.5, "--fim-prefix-token", 520, "--fim-middle-token", 521, "--fim-suffix-token", 522]
+
+
+def test_all_that_changes_samples_goes_together(run):
+    """Fill-in-the-middle, targets only, even sequences and balanced batches."""
+    together = [*FIM, "--targets-only", "--even-sequences", "--balance-batches", 2, "--micro-batch-size", 2]
+    one, output = run(*together)
+    assert "-e-t-fim0.5-1234 (" in output
+    two, _ = run(*SPLIT, *together, ranks=2)
+    assert two == pytest.approx(one, abs=1e-5)
+    plain, _ = run("--micro-batch-size", 2)  # the control
+    assert two != pytest.approx(plain, abs=1e-3)
+
+
 def test_losses_without_per_token_loss(run):
     """Each target counts the same inside a micro-batch, whatever rank holds it."""
     left_out = {"without": ("--calculate-per-token-loss",)}

@@ -58,7 +58,10 @@ def check_kind(dataset: Any) -> None:
     """
     name = type(dataset).__name__
     if isinstance(dataset, GPTFIMDatasetConfig):
-        raise OptionError(f"{name} cannot be packed: filling in the middle rearranges samples after they were packed")
+        raise OptionError(
+            f"{name} cannot be packed: filling in the middle rearranges samples after they were packed; "
+            "use GPTDatasetConfig, and give BFPDatasetProvider.of fim_rate and fim_extra_tokens"
+        )
     if isinstance(dataset, MockGPTDatasetConfig):
         raise OptionError(f"{name} cannot be packed: mock data has no documents; use GPTDatasetConfig with data_path")
     if not isinstance(dataset, GPTDatasetConfig):

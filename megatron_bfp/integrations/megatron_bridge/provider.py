@@ -23,7 +23,7 @@ from .split_rows import attend_by_rows
 
 @dataclass
 class BFPDatasetProvider(BFPGPTDatasetConfig, DatasetProvider):
-    """Packed pre-training data, with the fields of Megatron-Bridge's ``GPTDatasetConfig`` and four more.
+    """Packed pre-training data, with the fields of Megatron-Bridge's ``GPTDatasetConfig`` and a few more.
 
     Blends, splits, caches, seeds and loaders are set as there. Nothing is checked or opened before Megatron-Bridge
     validates the recipe, so fields may be set later, also from the command line.
@@ -70,6 +70,10 @@ class BFPDatasetProvider(BFPGPTDatasetConfig, DatasetProvider):
         *,
         max_documents_per_sequence: int | None = None,
         even_sequences: bool = False,
+        targets_only: bool = False,
+        fim_rate: float | None = None,
+        fim_spm_rate: float = 0.5,
+        fim_extra_tokens: dict[str, int] | None = None,
         balance_batches: int = 1,
     ) -> "BFPDatasetProvider":
         """The packed counterpart of a recipe's dataset.
@@ -78,6 +82,10 @@ class BFPDatasetProvider(BFPGPTDatasetConfig, DatasetProvider):
             dataset: Megatron-Bridge's ``GPTDatasetConfig``.
             max_documents_per_sequence: at most so many documents in a sequence; None for no limit.
             even_sequences: give every sequence about as many documents as the others.
+            targets_only: leave the last token of each document out of the inputs, as nothing is learned from it.
+            fim_rate: the share of documents that are rearranged for fill-in-the-middle; None for none.
+            fim_spm_rate: the share of them that are shown as suffix, prefix and middle.
+            fim_extra_tokens: ids of the sentinels, prefix, middle and suffix; needed with ``fim_rate``.
             balance_batches: as the field.
 
         Raises:
@@ -92,6 +100,10 @@ class BFPDatasetProvider(BFPGPTDatasetConfig, DatasetProvider):
             "create_attention_mask": False,  # attention takes its boundaries from the batch
             "max_documents_per_sequence": max_documents_per_sequence,
             "even_sequences": even_sequences,
+            "targets_only": targets_only,
+            "fim_rate": fim_rate,
+            "fim_spm_rate": fim_spm_rate,
+            "fim_extra_tokens": fim_extra_tokens,
             "balance_batches": balance_batches,
         }
         return cls(**values)
