@@ -3,6 +3,7 @@ computes, and training goes on from it with the loss that it had.
 """
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -15,6 +16,9 @@ from helpers.commands import call, files_in
 from helpers.datasets import ROOT
 from helpers.launching import ENVIRONMENT, free_port, make_corpus, trainer
 from helpers.trainer_in_process import run_trainer
+from huggingface.evaluate import evaluate as run_lm_eval
+from huggingface.evaluate import task_of_documents
+from huggingface.generate import generate
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -36,7 +40,7 @@ class Run(NamedTuple):
     """Of its log."""
 
     def validation_loss(self):
-        return [event["loss"] for event in self.events if event["split"] == "valid"][-1]
+        return [event["loss"] for event in self.events if event["event"] == "valid"][-1]
 
 
 @pytest.fixture(scope="module")
@@ -193,14 +197,34 @@ def test_its_tokenizer_is_that_of_training(corpus, exported):
 
 
 def test_it_generates(exported):
+    text = generate(str(exported), "The river", max_new_tokens=8, temperature=0.0)
+    assert text.startswith("The river") and len(text) > len("The river")
+    model = AutoModelForCausalLM.from_pretrained(exported)
+    prompt = torch.tensor([[5, 9, 14]])
+    tokens = model.generate(prompt, max_new_tokens=3, do_sample=False)[0].tolist()
+    for length in range(3, len(tokens)):
+        assert tokens[length] == model(torch.tensor([tokens[:length]])).logits[0, -1].argmax()
+
+
+def test_lm_eval_measures_it(exported, tmp_path, monkeypatch):
+    """Its bits per byte are those of the model, each document after an EOD, as lm-eval has it without a BOS."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    documents = ["The river and the mill.", "def f(x):\n    return x"]
+    path = tmp_path / "held_out.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in documents))
+    results = run_lm_eval(str(exported), [task_of_documents(str(path))], device="cpu")["documents"]
     model, tokenizer = AutoModelForCausalLM.from_pretrained(exported), AutoTokenizer.from_pretrained(exported)
-    prompt = tokenizer("The river", return_tensors="pt")
-    tokens = model.generate(**prompt, max_new_tokens=8, do_sample=False)
-    assert tokens.shape == (1, prompt.input_ids.shape[1] + 8) or tokens[0, -1] == model.generation_config.eos_token_id
-    assert model.generation_config.eos_token_id == model.config.eos_token_id == tokenizer.eos_token_id
+    nats = 0.0
+    for text in documents:
+        ids = torch.tensor([[tokenizer.eos_token_id, *tokenizer(text).input_ids]])
+        with torch.no_grad():
+            nats += model(ids, labels=ids).loss.item() * (ids.shape[1] - 1)
+    bits = nats / math.log(2) / sum(len(text.encode()) for text in documents)
+    assert abs(results["bits_per_byte,none"] - bits) < 1e-4 * bits
 
 
-def evaluate(corpus, folder, *options):
+def validate(corpus, folder, *options):
     """The validation loss that a run begins with, in this process: nothing is learned at a learning rate of 0."""
     tokenizer = load_tokenizer("HuggingFaceTokenizer", str(corpus / "tokenizer.json"), "<eod>")
     options = ("--ffn-hidden-size", 256, *options) if "--ffn-hidden-size" not in options else options
@@ -211,16 +235,16 @@ def evaluate(corpus, folder, *options):
     given += ("--make-vocab-size-divisible-by", 128)
     _, output = run_trainer(corpus / "data_text_document", *given, *options, tokenizer=tokenizer)
     events = [json.loads(line) for line in log.read_text().splitlines()]
-    return [event["loss"] for event in events if event["split"] == "valid"][-1], output
+    return [event["loss"] for event in events if event["event"] == "valid"][-1], output
 
 
 def test_training_goes_on_with_the_loss_it_had(corpus, sharded, exported, tmp_path):
-    loss, output = evaluate(corpus, tmp_path, "--pretrained-checkpoint", exported)
+    loss, output = validate(corpus, tmp_path, "--pretrained-checkpoint", exported)
     assert f"started from the weights of {exported}\n" in output
     assert abs(loss - sharded.validation_loss()) < 1e-5
-    of_random_weights, _ = evaluate(corpus, tmp_path)
+    of_random_weights, _ = validate(corpus, tmp_path)
     permuted = altered(exported, tmp_path / "ungrouped", ungrouped)
-    of_permuted_heads, _ = evaluate(corpus, tmp_path, "--pretrained-checkpoint", permuted)
+    of_permuted_heads, _ = validate(corpus, tmp_path, "--pretrained-checkpoint", permuted)
     assert of_random_weights - loss > 0.1 and abs(of_permuted_heads - loss) > 1e-4
 
 
@@ -228,7 +252,7 @@ def test_it_is_learned_from_there_with_tensor_parallelism(corpus, sharded, expor
     """Two ranks read their halves of the weights; the first step has the loss of the model, later ones a lower one."""
     options = ("--pretrained-checkpoint", exported, "--tensor-model-parallel-size", 2, "--zero-stage", 1)
     run = train(corpus, tmp_path, *options, ranks=2)
-    losses = [event["loss"] for event in run.events if event["split"] == "train"]
-    before = [event["loss"] for event in sharded.events if event["split"] == "train"]
+    losses = [event["loss"] for event in run.events if event["event"] == "train"]
+    before = [event["loss"] for event in sharded.events if event["event"] == "train"]
     assert losses[0] < before[-1] + 0.1 < before[0]
     assert run.validation_loss() < sharded.validation_loss() - 0.1
