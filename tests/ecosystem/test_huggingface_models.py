@@ -197,8 +197,9 @@ def test_its_tokenizer_is_that_of_training(corpus, exported):
 
 
 def test_it_generates(exported):
-    text = generate(str(exported), "The river", max_new_tokens=8, temperature=0.0)
-    assert text.startswith("The river") and len(text) > len("The river")
+    tokenizer = AutoTokenizer.from_pretrained(exported)
+    text, prompt = generate(str(exported), "The river", 8, 0.0), tokenizer.decode(tokenizer("The river").input_ids)
+    assert text.startswith(prompt) and len(text) > len(prompt)
     model = AutoModelForCausalLM.from_pretrained(exported)
     prompt = torch.tensor([[5, 9, 14]])
     tokens = model.generate(prompt, max_new_tokens=3, do_sample=False)[0].tolist()
