@@ -50,7 +50,6 @@ def evaluate(folder: str, tasks: Sequence[str | dict[str, Any]], device: str | N
     """
     import lm_eval
 
-    # lm-eval would otherwise put the BOS in front of documents, if the model has one
     results = lm_eval.simple_evaluate("hf", {"pretrained": folder}, list(tasks), device=device, bootstrap_iters=0)
     return results["results"]
 

@@ -80,14 +80,15 @@ class PretrainedLlama:
             OptionError: the folder has no such parameter, or of another shape.
         """
         tensors = [self._tensor(key) for key in huggingface_names(name)]
+        size, expected = sum(tensor.numel() for tensor in tensors), self.shape.size_of(name)
+        if size != expected:
+            keys = " and ".join(huggingface_names(name))
+            raise self._error(f"{keys}: {size} elements, where config.json says {expected}")
         if name in PADDED:
             rows = tensors[0][:padded_vocab_size]
             padding = rows.new_zeros(padded_vocab_size - len(rows), self.shape.hidden_size)
             tensors = [torch.cat([rows, padding])]
-        try:
-            return from_huggingface(self.shape, name, tensors, rank, ranks)
-        except RuntimeError as error:
-            raise self._error(f"{name}: {str(error).splitlines()[0]}") from None
+        return from_huggingface(self.shape, name, tensors, rank, ranks)
 
     def _tensor(self, name: str) -> Tensor:
         if name == "lm_head.weight" and self.is_tied:

@@ -82,7 +82,7 @@ REFUSED = [
     ({"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2.0}}, "its rope_type is linear"),
     ({"head_dim": 16}, "its head_dim is 16; the trainer's heads have hidden_size / num_attention_heads, 8"),
     ({"num_attention_heads": None}, "config.json: TypeError"),
-    ({"intermediate_size": 128}, "mlp"),
+    ({"intermediate_size": 128}, "model.layers.0.mlp.up_proj.weight: 4096 elements, where config.json says 8192"),
 ]
 
 
@@ -92,7 +92,7 @@ def test_other_architectures_are_refused_by_name(llama, tmp_path, entries, messa
     with pytest.raises(OptionError, match=r"^--pretrained-checkpoint [^\n]*$") as refused:
         pretrained = PretrainedLlama(folder)
         for name in pretrained.shape.parameter_names():
-            assert pretrained.part(name, 0, 1, 50).numel() == pretrained.shape.size_of(name), f"shape of {name}"
+            pretrained.part(name, 0, 1, 50)
     assert message in str(refused.value)
 
 
