@@ -15,7 +15,6 @@ from trainer.pretrained import open_pretrained
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from megatron_bfp.errors import InputError, OptionError
-from megatron_bfp.files import whole_folder
 from megatron_bfp.huggingface.checkpoint import TrainerCheckpoint, checkpoint_folder
 from megatron_bfp.huggingface.export import shards_of
 from megatron_bfp.huggingface.llama import LlamaShape, to_huggingface
@@ -192,22 +191,6 @@ def test_nothing_in_a_checkpoint_is_executed(checkpoints, tmp_path, monkeypatch)
     with pytest.raises(InputError, match="cannot be read: Weights only load failed"):
         TrainerCheckpoint("copy").parts(EMBEDDING)
     assert not os.path.exists("executed")
-
-
-def test_a_folder_appears_whole_or_not_at_all(tmp_path):
-    target = tmp_path / "model"
-    with pytest.raises(OptionError, match="model: cannot be written: No space left"):
-        with whole_folder(str(target)) as folder:
-            open(f"{folder}/a", "w").close()
-            raise OSError(28, "No space left on device")
-    assert os.listdir(tmp_path) == []
-    with whole_folder(str(target)) as folder:
-        open(f"{folder}/a", "w").close()
-        assert not target.exists()
-    with pytest.raises(KeyError):
-        with whole_folder(str(target), overwrite=True):
-            raise KeyError
-    assert os.listdir(target) == ["a"] and os.listdir(tmp_path) == ["model"]
 
 
 @pytest.mark.parametrize("name", ["SentencePieceTokenizer", "TikTokenizer"])
