@@ -33,7 +33,7 @@ def open_pretrained(config: TrainerConfig, vocab_size: int) -> PretrainedLlama |
     given: dict[str, Any] = {flag(name): getattr(pretrained.shape, name) for name in SIZES}
     given |= {GROUPS: pretrained.shape.num_query_groups, "--rotary-base": pretrained.rotary_base}
     given["--norm-epsilon"] = pretrained.norm_epsilon
-    different = [f"{name} {given[name]:g}, not {wanted[name]:g}" for name in wanted if given[name] != wanted[name]]
+    different = [f"{name} {given[name]:.9g}, not {wanted[name]:.9g}" for name in wanted if given[name] != wanted[name]]
     if different:
         raise OptionError(f"{OPTION} {pretrained.folder}: it has {', '.join(different)}; give the model's own")
     if pretrained.shape.vocab_size < vocab_size:

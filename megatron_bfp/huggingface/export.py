@@ -48,13 +48,15 @@ def export(
         output: the folder to write.
         dtype: of the weights, "float32" or "bfloat16"; None for that of the forward pass in training.
         max_shard_bytes: most bytes of a file of weights, unless a single fused parameter has more.
-        overwrite: replace a folder that exists.
+        overwrite: replace a folder that holds a model.
 
     Raises:
         OptionError: the tokenizer is not the run's, or the folder exists.
         InputError: the checkpoint cannot be read.
     """
     check_tokenizer(checkpoint, tokenizer)
+    if overwrite and os.path.isdir(output) and "config.json" not in (os.listdir(output) or ["config.json"]):
+        raise OptionError(f"{output}: holds other files than a model's, which are not overwritten; give another folder")
     wanted = getattr(torch, dtype) if dtype else checkpoint.dtype
     name = str(wanted).removeprefix("torch.")
     shards = list(shards_of(checkpoint.shape, wanted.itemsize, max_shard_bytes))

@@ -184,8 +184,12 @@ def test_a_rerun_gives_the_same_bytes_and_replaces_nothing_unasked(sharded, expo
     assert capsys.readouterr().err == (
         f"{VERB}: error: {again}: exists already; give --overwrite to replace it, or another folder\n"
     )
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/file").touch()
+    assert call(monkeypatch, VERB, sharded.checkpoints, "--output", tmp_path / "other", "--overwrite") == 2
+    assert "holds other files than a model's" in capsys.readouterr().err
     export(sharded.checkpoints, again, "--overwrite")
-    assert "model.safetensors" in files_in(again) and os.listdir(tmp_path) == ["model"]
+    assert "model.safetensors" in files_in(again) and sorted(os.listdir(tmp_path)) == ["model", "other"]
 
 
 def test_its_tokenizer_is_that_of_training(corpus, exported):
