@@ -14,12 +14,15 @@ import hashlib
 import json
 import os
 import secrets
+import shutil
 import socket
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
+
+from .errors import OptionError
 
 BEAT_SECONDS = 2.0
 """Between two renewals of a lease."""
@@ -52,6 +55,60 @@ def write_whole(path: str, content: bytes) -> None:
     finally:
         if os.path.exists(temporary):
             os.remove(temporary)
+
+
+@contextmanager
+def whole_folder(path: str, overwrite: bool = False) -> Iterator[str]:
+    """Write a folder under its name only when all of it is on disk.
+
+    Args:
+        path: the folder, which may exist if it is empty.
+        overwrite: replace it if it is not.
+
+    Yields:
+        Where to write: a folder beside it, which is removed after an error, and by the next call after a kill.
+
+    Raises:
+        OptionError: it exists and is not to be replaced, or cannot be written.
+    """
+    target = os.path.abspath(path)
+    parent, name = os.path.split(target)
+    temporary = os.path.join(parent, f".{name}.{process_label()}.{secrets.token_hex(4)}")
+    replaced = f"{temporary}.replaced"
+    try:
+        os.makedirs(parent, exist_ok=True)
+        _remove_unfinished(parent, name)
+        exists = os.path.isfile(target) or (os.path.isdir(target) and bool(os.listdir(target)))
+        if exists and not overwrite:
+            raise OptionError(f"{path}: exists already; give --overwrite to replace it, or another folder")
+        os.mkdir(temporary)
+        yield temporary
+        for entry in os.scandir(temporary):
+            sync_file(entry.path)
+        sync_file(temporary)
+        if exists:
+            os.rename(target, replaced)
+        os.rename(temporary, target)
+        sync_file(parent)
+    except OSError as error:
+        raise OptionError(f"{path}: cannot be written: {error.strerror or error}") from None
+    finally:
+        if os.path.isdir(replaced) and not os.path.exists(target):
+            os.rename(replaced, target)
+        for folder in (temporary, replaced):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove_unfinished(parent: str, name: str) -> None:
+    """Remove what killed calls of ``whole_folder`` left beside a folder; one killed between its renames is undone."""
+    prefix = f".{name}."
+    for other in filter(lambda other: other.startswith(prefix), os.listdir(parent)):
+        path = os.path.join(parent, other)
+        if has_ended(other.removeprefix(prefix).split(".")[0]):
+            if other.endswith(".replaced") and not os.path.exists(os.path.join(parent, name)):
+                os.rename(path, os.path.join(parent, name))
+            else:
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def read_json_object(path: str) -> dict[str, Any] | None:

@@ -15,6 +15,7 @@ EXTRAS = {
     "tqdm": "preprocess",
     "matplotlib": "report",
     "tensorboard": "tensorboard",
+    "safetensors": "huggingface",
     "ray": "ray",
     "pyflakes": "ablation",
 }

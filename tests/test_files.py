@@ -11,7 +11,8 @@ from helpers.datasets import ROOT
 from helpers.disk_order import watched_disk
 
 from megatron_bfp import files
-from megatron_bfp.files import has_ended, process_label, write_whole
+from megatron_bfp.errors import OptionError
+from megatron_bfp.files import has_ended, process_label, whole_folder, write_whole
 
 
 def test_a_file_is_on_disk_before_it_gets_its_name(tmp_path):
@@ -38,6 +39,46 @@ def test_fault_B17_a_link_in_the_way_is_not_followed(tmp_path, monkeypatch):
     with pytest.raises(FileExistsError):
         write_whole(str(tmp_path / "file"), b"content")
     assert (tmp_path / "mine").read_text() == "mine"
+
+
+def write_folder(path, content, overwrite=False):
+    with whole_folder(str(path), overwrite) as folder:
+        with open(f"{folder}/file", "w", encoding="ascii") as file:
+            file.write(content)
+        assert not path.exists() or overwrite
+
+
+def test_a_folder_is_on_disk_before_it_gets_its_name(tmp_path):
+    with watched_disk() as disk:
+        write_folder(tmp_path / "model", "first")
+    assert disk.unforced == []
+    with pytest.raises(OptionError, match="model: exists already; give --overwrite to replace it"):
+        write_folder(tmp_path / "model", "second")
+    assert (tmp_path / "model/file").read_text() == "first"
+    write_folder(tmp_path / "model", "second", overwrite=True)
+    assert (tmp_path / "model/file").read_text() == "second" and os.listdir(tmp_path) == ["model"]
+
+
+def test_a_folder_that_fails_leaves_the_one_before(tmp_path):
+    write_folder(tmp_path / "model", "first")
+    for error, raised in ((OSError(28, "No space left on device"), OptionError), (KeyError("x"), KeyError)):
+        with pytest.raises(raised):
+            with whole_folder(str(tmp_path / "model"), overwrite=True):
+                raise error
+    assert (tmp_path / "model/file").read_text() == "first" and os.listdir(tmp_path) == ["model"]
+
+
+def test_what_a_killed_writer_of_a_folder_left_is_cleared(tmp_path):
+    """If it was killed between its two renames, the folder before gets its name again."""
+    namespace, pid, start = process_label().split("-")
+    ended = f"{namespace}-{pid}-{int(start) - 1}"
+    for name in (f".model.{ended}.1", f".model.{ended}.1.replaced", f".model.{process_label()}.1", ".model.other"):
+        (tmp_path / name).mkdir()
+    (tmp_path / f".model.{ended}.1.replaced/file").write_text("first")
+    with pytest.raises(OptionError, match="exists already"):
+        write_folder(tmp_path / "model", "second")
+    assert (tmp_path / "model/file").read_text() == "first"
+    assert sorted(os.listdir(tmp_path)) == sorted(["model", f".model.{process_label()}.1", ".model.other"])
 
 
 def label_of(wait):

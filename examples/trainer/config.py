@@ -235,6 +235,12 @@ class CheckpointOptions:
         None,
         metavar="FOLDER",
     )
+    pretrained_checkpoint: str | None = option(
+        "folder of a Hugging Face LLaMA model whose weights a run starts from, if --load has no checkpoint (default: "
+        "random weights)",
+        None,
+        metavar="FOLDER",
+    )
     save_interval: int | None = option(
         "steps between checkpoints (default: only at the end)", None, check=checked_count
     )

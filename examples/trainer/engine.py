@@ -19,10 +19,12 @@ from torch import distributed
 
 from megatron_bfp.attention.boundary_check import BoundaryCheck, WatchedIterator, before_first_update
 from megatron_bfp.errors import InputError, OptionError
+from megatron_bfp.huggingface.pretrained import PretrainedLlama
 
 from .config import TrainerConfig
 from .lifeline import Lifeline
 from .model import build_model
+from .pretrained import load_pretrained
 from .ranks import log, on_first_rank, replicas
 
 
@@ -149,14 +151,19 @@ def _read_settings(path: str) -> dict[str, Any]:
     return settings
 
 
-def build_engine(config: TrainerConfig, vocab_size: int, settings: dict[str, Any]) -> Any:
+def build_engine(
+    config: TrainerConfig, vocab_size: int, settings: dict[str, Any], pretrained: PretrainedLlama | None = None
+) -> Any:
     """The model and AdamW in a DeepSpeed engine. Norms and biases have no weight decay.
 
     Args:
         vocab_size: of the tokenizer.
         settings: DeepSpeed's configuration.
+        pretrained: the model to start from; None for random weights.
     """
     model = build_model(config, vocab_size)
+    if pretrained:
+        load_pretrained(model, pretrained, config, vocab_size)
     matrices = [parameter for parameter in model.parameters() if parameter.dim() > 1]
     vectors = [parameter for parameter in model.parameters() if parameter.dim() <= 1]
     optimizer = torch.optim.AdamW(

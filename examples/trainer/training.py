@@ -52,6 +52,7 @@ from .engine import (
 from .evaluation import Evaluation, evaluate, summed_loss
 from .log import ComputeClock, Log, RankSeconds, SpikeDetector, Work
 from .model import attention_kernel, way_to_share
+from .pretrained import open_pretrained
 from .process import complete_environment, run_rank
 from .profile import StepProfile
 from .ranks import StopRequest, check_shared, log, on_each_node, on_first_rank, replicas
@@ -89,13 +90,14 @@ def main() -> int:
     files = open_logs(config)
     description = on_first_rank(lambda: describe_run(config, tokenizer))
     checkpoint = find_checkpoint(config, description)
+    pretrained = None if checkpoint else open_pretrained(config, tokenizer.vocab_size)
     dataset = build_train_dataset(config, tokenizer)
     valid = build_valid_dataset(config, tokenizer) if config.eval_interval else None
     history = continue_history(config, description, dataset, checkpoint)
     checkpoint = convert_for_ranks(config, checkpoint)
     if checkpoint and checkpoint.universal:
         settings.setdefault("checkpoint", {})["load_universal"] = True
-    engine = build_engine(config, tokenizer.vocab_size, settings)
+    engine = build_engine(config, tokenizer.vocab_size, settings, pretrained)
     if checkpoint:
         load_checkpoint(engine, checkpoint)
     iteration = checkpoint.saved.iteration if checkpoint else 0

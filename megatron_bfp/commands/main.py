@@ -35,6 +35,7 @@ VERBS = {
     "report": Verb("report", "count what packing saves and costs on a dataset"),
     "show": Verb("show", "show what one training sequence consists of"),
     "verify": Verb("verify", "check the indexes of datasets byte for byte, and their tokens"),
+    "export-huggingface": Verb("huggingface.export", "write a trained model for transformers to load"),
     "enable": Verb("hooks", "let unedited Megatron scripts of this Python take --data-impl bfp"),
     "disable": Verb("hooks", "undo enable"),
     "status": Verb("hooks", "say whether enable is in effect"),

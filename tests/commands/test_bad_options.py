@@ -17,6 +17,7 @@ GOOD = {
     "report": ["data", "--seq-length", "64"],
     "show": ["data", "--seq-length", "64", "--sequence", "0"],
     "verify": ["data"],
+    "export-huggingface": ["checkpoints", "--output", "out"],
     "run": [],
     **dict.fromkeys(("enable", "disable", "status"), []),
 }
@@ -76,6 +77,7 @@ VALUES = [
     ("index gone --seq-length 8", "gone.idx: no such file"),
     ("index data --seq-length 8 --seed 7", "--seed chooses documents for fill-in-the-middle: give it with --fim-rate"),
     ("index data --seq-length 8 --fim-rate 1.5", "--fim-rate 1.5: give a number above 0"),
+    ("export-huggingface a --output out --max-shard-size 5XB", "--max-shard-size 5XB: give a size such as 5GB"),
     ("merge a --output-prefix out --split 9,1", "--split needs --seq-length"),
     ("merge a --output-prefix out --max-documents-per-sequence 3", "--max-documents-per-sequence needs --seq-length"),
     ("merge a --output-prefix out --even-sequences", "--even-sequences needs --seq-length"),

@@ -13,6 +13,7 @@ from helpers.terminal import run_on_terminal
 from megatron_bfp import __version__
 
 SLOW_PACKAGES = {"torch", "tokenizers", "pyarrow", "ray", "sentencepiece", "tiktoken", "matplotlib", "tqdm"}
+SLOW_PACKAGES |= {"safetensors", "transformers"}
 OF_TWO = {"--sequence", "--sample"}
 """Show needs one of these."""
 
@@ -108,6 +109,7 @@ print(json.dumps([status, time.process_time(), sorted(sys.modules)]), file=sys.s
 MODULES = {"preprocess": {"preprocess", "preprocess_options", "built_indexes"}, "index": {"index", "built_indexes"}}
 MODULES |= {"merge": {"merge", "built_indexes"}, "run": {"run"}}
 MODULES |= {verb: {"hooks"} for verb in ("enable", "disable", "status")}
+MODULES |= {"export-huggingface": {"huggingface", "huggingface.export"}}
 MODULES |= {verb: {verb} for verb in ("report", "show", "verify")}
 
 

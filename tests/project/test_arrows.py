@@ -15,7 +15,8 @@ FOUNDATION = {"_version", "arguments", "console", "errors", "files", "optional",
 """Modules of the package's root that every folder may import."""
 ARROWS = {
     "__main__": {"commands"},
-    "commands": {"preprocessing", "inspection", "integrations"},
+    "commands": {"preprocessing", "inspection", "integrations", "huggingface"},
+    "huggingface": {"tokenizers"},
     "preprocessing": {"tokenizers", "sequence_index"},
     "inspection": {"sequence_index"},
     "integrations": {"megatron_core"},

@@ -12,6 +12,7 @@ several global batches may change only at a step at which both a block of before
 import hashlib
 import json
 import math
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -42,7 +43,8 @@ UNRECORDED_BLOCKS = {"--balance-batches": 0}
 
 
 def describe_run(config: TrainerConfig, tokenizer: Any) -> dict[str, Any]:
-    """What determines a run's data and model, as JSON: "options", by name and value, "corpora" and "blocks".
+    """What determines a run's data and model, as JSON: "options", by name and value, "corpora", "blocks" and
+    "tokenizer".
 
     Raises:
         BFPError: a dataset cannot be read.
@@ -51,7 +53,10 @@ def describe_run(config: TrainerConfig, tokenizer: Any) -> dict[str, Any]:
     options["--num-query-groups"] = key_value_heads(config)
     options["--tokenizer-model (size of its vocabulary)"] = tokenizer.vocab_size
     options["--eod-token (its id)"] = tokenizer.eod
-    return {"options": options, "corpora": _corpora(config.data_path), "blocks": _blocks(config)}
+    tokenizer_options = {name: getattr(config, name) for name in ("tokenizer_type", "tokenizer_model", "eod_token")}
+    tokenizer_options["tokenizer_model"] = os.path.abspath(config.tokenizer_model)  # for export-huggingface
+    description = {"options": options, "corpora": _corpora(config.data_path), "blocks": _blocks(config)}
+    return description | {"tokenizer": tokenizer_options}
 
 
 def _blocks(config: TrainerConfig) -> dict[str, int]:
