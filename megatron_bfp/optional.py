@@ -15,11 +15,13 @@ EXTRAS = {
     "tqdm": "preprocess",
     "matplotlib": "report",
     "tensorboard": "tensorboard",
+    "wandb": "wandb",
+    "mlflow": "mlflow",
     "ray": "ray",
     "pyflakes": "ablation",
 }
 """Imported module -> the extra of this package that installs it."""
-PACKAGES = {"megatron": "megatron-core", "backports": "backports.zstd"}
+PACKAGES = {"megatron": "megatron-core", "backports": "backports.zstd", "mlflow": "mlflow-skinny"}
 """Imported module -> package, if their names differ."""
 
 
