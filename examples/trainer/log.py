@@ -227,9 +227,11 @@ class Log:
         """Complete the trackers' runs. After an error other ranks end too and cannot wait long."""
         for direct in self._direct:
             direct.close(failed)
+        for follower in self._followers:
+            follower.finish(failed)
         end = time.monotonic() + (FAILED_SECONDS if failed else CLOSE_SECONDS)
         for follower in self._followers:
-            follower.close(failed, max(0.0, end - time.monotonic()))
+            follower.wait(max(0.0, end - time.monotonic()))
 
 
 def _is_not_finite(value: Any) -> bool:

@@ -5,6 +5,7 @@ Runs of the real trainer are killed in a step and in a save, with two ranks and 
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -12,7 +13,7 @@ import time
 import mlflow
 import psutil
 import pytest
-import wandb  # noqa: F401  # its own reader is a program
+import wandb
 
 pytest.importorskip("deepspeed")
 pytest.importorskip("tokenizers")
@@ -26,6 +27,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from trainer import log as log_module
 from trainer.log import Log
 from trainer.tracking import tracker as tracker_module
+from trainer.tracking.mlflow_runs import MLflow
 from trainer.tracking.run_ids import RunIds
 from trainer.tracking.weights_and_biases import WeightsAndBiases
 
@@ -38,6 +40,8 @@ def offline(monkeypatch):
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     for name in ("WANDB_API_KEY", "MLFLOW_TRACKING_URI"):
         monkeypatch.delenv(name, raising=False)
+    yield
+    wandb.teardown()  # it remembers its settings as long as the process lives
 
 
 def wandb_records(save):
@@ -134,10 +138,9 @@ def test_tensorboard_has_one_history(killed):
 
 def test_the_log_says_where_a_history_goes_on(killed):
     for name in ("Weights & Biases", "MLflow"):
-        lines = [re.findall(rf"^{name}: run .*$", output, re.MULTILINE) for output in killed.outputs]
-        assert [len(of_launch) for of_launch in lines] == [1, 1, 1]
-        assert "resumed" not in lines[0][0]
-    assert ", resumed after step 9, " in re.findall("^MLflow: run .*$", killed.outputs[2], re.MULTILINE)[0]
+        assert len(re.findall(rf"^{name}: run .*$", killed.outputs[-1], re.MULTILINE)) == 1
+    assert "resumed" not in re.findall("^MLflow: run .*$", killed.outputs[0], re.MULTILINE)[0]
+    assert ", resumed after step 9, " in re.findall("^MLflow: run .*$", killed.outputs[-1], re.MULTILINE)[0]
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +176,8 @@ def test_no_tracker_ends_a_run(prefix, tmp_path, monkeypatch):
     assert output.count(": the last steps may be missing there; the same command sends them") == 2
     with small_disk(tmp_path / "disk", "64k") as disk:
         status, output = run_trainer(prefix, *options, "--mlflow-tracking-uri", disk, "--train-iters", 5)
-        assert status == 0 and "MLflow: No space left on device; the run goes on, " in output
+        assert status == 0 and list(steps(output)) == [5]
+        assert re.search("^MLflow: .*No space left on device.*; the run goes on, ", output, re.MULTILINE), output
     monkeypatch.setenv("WANDB_MODE", "offline")
     (tmp_path / "wandb").rename(tmp_path / "saved" / "wandb")
     run_trainer(prefix, *in_folder(tmp_path / "saved"), *TRACKERS, "--train-iters", 5)
@@ -181,25 +185,66 @@ def test_no_tracker_ends_a_run(prefix, tmp_path, monkeypatch):
     assert [step for step, _ in mlflow_history(tmp_path / "saved" / "mlruns")["train/loss"]] == [1, 2, 3, 4, 5]
 
 
-def test_a_service_of_wandb_that_is_killed_is_started_again(tmp_path, monkeypatch):
-    """As when a launcher signals all processes of a job."""
-    lines = []
-    monkeypatch.setattr(log_module, "log", lines.append)
-    monkeypatch.setattr(tracker_module, "log", lines.append)
+def test_a_number_that_was_half_written_is_written_again(prefix, tmp_path):
+    """As a full disk leaves it; MLflow itself cannot read such a file."""
+    save = tmp_path / "saved"
+    options = (*in_folder(save), "--save-interval", 2, "--mlflow-experiment", "tests")
+    run_trainer(prefix, *options)
+    [path] = (save / "mlruns").glob("*/*/metrics/train/loss")
+    path.write_text(path.read_text()[:-3])
+    with pytest.raises(mlflow.exceptions.MlflowException, match="malformed"):
+        mlflow_history(save / "mlruns")
+    run_trainer(prefix, *options, "--train-iters", 5)
+    assert {tuple(step for step, _ in entries) for entries in mlflow_history(save / "mlruns").values()} == {
+        (1, 2, 3, 4, 5)
+    }
+
+
+@pytest.fixture
+def lines(monkeypatch):
+    """What is printed, without ranks; what fails is tried again at once."""
+    printed = []
+    for module in (log_module, tracker_module):
+        monkeypatch.setattr(module, "log", printed.append)
     monkeypatch.setattr(tracker_module, "RETRY_SECONDS", 0.1)
+    return printed
+
+
+def wait_until(is_true):
+    end = time.monotonic() + 20
+    while not is_true() and time.monotonic() < end:
+        time.sleep(0.02)
+
+
+def test_mlflow_on_a_full_disk_gets_all_steps_when_there_is_room(tmp_path, lines):
+    with small_disk(tmp_path / "disk", "2m") as disk:
+        (tmp_path / "saved").mkdir()
+        log = Log(remote=[MLflow(str(disk), "tests", "full", {"lr": 1.0}, RunIds(str(tmp_path / "saved")))])
+        with log.of_run(str(tmp_path / "saved"), 0):
+            wait_until(lambda: lines)
+            (disk / "filling").write_bytes(bytes(shutil.disk_usage(disk).free - 5 * 4096))
+            for step in range(1, 401):
+                log.write("train", step, {f"number {i}": 0.5 for i in range(20)})
+            wait_until(lambda: len(lines) == 2)
+            (disk / "filling").unlink()
+            wait_until(lambda: len(lines) == 3)
+        assert "No space left on device" in lines[1] and "MLflow: works again, run full (" in lines[2], lines
+        history = mlflow_history(disk)
+        assert len(history) == 20 and len(lines) == 3
+        for name, entries in history.items():
+            assert [step for step, _ in entries] == [*range(1, 401)], name
+
+
+def test_a_service_of_wandb_that_is_killed_is_started_again(tmp_path, lines):
+    """As when a launcher signals all processes of a job."""
     tracker = WeightsAndBiases(("tests", None, "killed"), str(tmp_path / "wandb"), {}, RunIds(str(tmp_path)))
     log = Log(remote=[tracker])
     with log.of_run(str(tmp_path), 0):
         for step in range(1, 7):
             log.write("train", step, {"loss": 1.0 / step})
-            end = time.monotonic() + 20
-            while step == 3 and not lines and time.monotonic() < end:
-                time.sleep(0.05)
             if step == 3:
+                wait_until(lambda: lines)
                 [service] = [child for child in psutil.Process().children() if child.name() == "wandb-core"]
                 service.kill()
     assert [step for step, _ in wandb_history(tmp_path)] == [1, 2, 3, 4, 5, 6]
-    assert [line.split(";")[-1].split(",")[0] for line in lines[1:]] == [
-        " the run goes on",
-        "Weights & Biases: works again",
-    ]
+    assert "; the run goes on, " in lines[1] and ": works again, run killed (" in lines[2] and len(lines) == 3

@@ -128,7 +128,7 @@ def test_a_disk_that_fills_while_two_ranks_write_ends_neither(tmp_path, disk, ze
 
 def test_a_disk_with_room_for_one_checkpoint_keeps_that_one_and_the_run(prefix, disk):
     """``--keep-last`` removes nothing in advance: the only whole checkpoint would be at risk."""
-    fill(disk, 1_000_000)
+    fill(disk, 1_200_000)  # the start writes 1 MiB to try
     options = ("--save", disk, "--load", disk, *EVERY_STEP, "--keep-last", 1)
     with pytest.raises(saving.NotSaved, match="the last iteration, 4, could not be saved: 0.0 GB are free"):
         run_trainer(prefix, *options)

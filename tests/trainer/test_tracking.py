@@ -3,6 +3,7 @@
 import errno
 import os
 import re
+import sys
 import threading
 import time
 
@@ -19,6 +20,8 @@ from trainer.tracking import journal as journal_module
 from trainer.tracking import tracker as tracker_module
 from trainer.tracking.journal import FILE, Journal, row_of
 from trainer.tracking.run_ids import RunIds
+
+from megatron_bfp import OptionError
 
 
 @pytest.fixture
@@ -185,5 +188,13 @@ def test_a_run_of_other_names_is_another_run(tmp_path):
     ids.put("other", "a", "2")
     again = RunIds(str(tmp_path))
     assert (again.get("one", "a"), again.get("other", "a"), again.get("one", "b")) == ("1", "2", None)
-    RunIds(None).put("one", "a", "1")
-    assert RunIds(None).get("one", "a") is None
+    alone = RunIds(None)
+    alone.put("one", "a", "1")
+    assert alone.get("one", "a") == "1" and RunIds(None).get("one", "a") is None
+
+
+@pytest.mark.parametrize("option, module", [("--wandb-project", "wandb"), ("--mlflow-experiment", "mlflow")])
+def test_a_library_that_is_missing_is_named_at_the_start(prefix, monkeypatch, option, module):
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(OptionError, match=rf"^{option} needs {module}: pip install 'megatron-bfp\[{module}\]'$"):
+        run_trainer(prefix, option, "name")

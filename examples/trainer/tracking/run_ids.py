@@ -1,9 +1,8 @@
-"""Which run of a tracker a save folder belongs to, so that a resumed run goes on in it."""
+"""Which runs of trackers a save folder belongs to, so that a resumed run goes on in them."""
 
 import json
 import os
 import threading
-from typing import Any
 
 from megatron_bfp.files import read_json_object, write_whole
 
@@ -11,14 +10,15 @@ FILE = "trackers.json"
 
 
 class RunIds:
-    """The ids in a save folder, by tracker.
+    """Ids of runs, by tracker and names.
 
     Args:
-        folder: of ``--save``; None: nothing is remembered, and each start is a run of its own.
+        folder: of ``--save``; None: they are remembered in this process only.
     """
 
     def __init__(self, folder: str | None) -> None:
         self._path = os.path.join(folder, FILE) if folder else None
+        self._ids: dict[str, dict[str, str]] = (read_json_object(self._path) or {}) if self._path else {}
         self._lock = threading.Lock()  # each tracker has a thread
 
     def get(self, tracker: str, names: str) -> str | None:
@@ -27,8 +27,7 @@ class RunIds:
         Args:
             names: project, run and the like, as given by the options: others mean another run.
         """
-        known = self._read().get(tracker)
-        return known["id"] if known and known["names"] == names else None
+        return self._ids.get(tracker, {}).get(names)
 
     def put(self, tracker: str, names: str, run_id: str) -> None:
         """Remember an id.
@@ -36,10 +35,7 @@ class RunIds:
         Raises:
             OSError: it cannot be written.
         """
-        if self._path:
-            with self._lock:
-                content = self._read() | {tracker: {"names": names, "id": run_id}}
-                write_whole(self._path, json.dumps(content, indent=1).encode())
-
-    def _read(self) -> dict[str, Any]:
-        return (read_json_object(self._path) or {}) if self._path else {}
+        with self._lock:
+            self._ids.setdefault(tracker, {})[names] = run_id
+            if self._path:
+                write_whole(self._path, json.dumps(self._ids, indent=1).encode())

@@ -4,7 +4,9 @@ Neither lets a tracker end or hold up the run: an error is one line of the log.
 """
 
 import importlib
+import textwrap
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -53,12 +55,12 @@ class Direct:
     """
 
     def __init__(self, tracker: Tracker, iteration: int) -> None:
-        self._tracker, self._is_open, self._failed = tracker, False, False
+        self._tracker, self._is_open, self._has_failed, self._next_attempt = tracker, False, False, 0.0
         self._attempt(lambda: self._open(iteration))
 
     def append(self, row: Row) -> None:
         """Hand over a row."""
-        if not self._is_open:
+        if not self._is_open and time.monotonic() >= self._next_attempt:
             self._attempt(lambda: self._open(row.iteration - 1))
         if self._is_open:
             self._attempt(lambda: self._tracker.send([row]))
@@ -76,10 +78,10 @@ class Direct:
         try:
             work()
         except Exception as error:  # a tracker may raise anything, and must not end the run
-            self._is_open = False
-            if not self._failed:
+            self._is_open, self._next_attempt = False, time.monotonic() + RETRY_SECONDS
+            if not self._has_failed:
                 log(f"{self._tracker.name}: {reason(error)}; the run goes on, and steps are missing there")
-            self._failed = True
+            self._has_failed = True
 
 
 class Follower(threading.Thread):
@@ -100,16 +102,18 @@ class Follower(threading.Thread):
         """Say that the journal has another row."""
         self._news.set()
 
-    def close(self, failed: bool, seconds: float) -> None:
-        """Send what is left and complete the run.
+    def finish(self, failed: bool) -> None:
+        """Ask it to send what is left and to complete the run.
 
         Args:
             failed: whether training ended with an error.
-            seconds: how long to wait for it.
         """
         self._failed = failed
         self._closing.set()
         self._news.set()
+
+    def wait(self, seconds: float) -> None:
+        """Wait for that, and say if it takes longer."""
         self.join(seconds)
         self._is_abandoned = True
         if not self._is_complete:
@@ -117,7 +121,7 @@ class Follower(threading.Thread):
             log(f"{self._tracker.name}: the last steps may be missing there{later}")
 
     def run(self) -> None:
-        """Send rows until ``close``, which has a last attempt."""
+        """Send rows until ``finish``, after which there is a last attempt."""
         while True:
             is_last = self._closing.is_set()
             try:
@@ -134,7 +138,7 @@ class Follower(threading.Thread):
             self._closing.wait(RETRY_SECONDS)
 
     def _follow(self, which: str) -> None:
-        """Send all rows, and those that come, until ``close`` and none is left.
+        """Send all rows, and those that come, until ``finish`` and none is left.
 
         Args:
             which: what the log says of the run, once it works.
@@ -148,13 +152,13 @@ class Follower(threading.Thread):
             rows, position = self._journal.read(position)
             if rows:
                 self._tracker.send(rows)
-                if self._is_failing:
-                    self._say(f"works again, {which}")
+                continue
+            if self._is_failing:
+                self._say(f"works again, {which}")
                 self._is_failing = False
-            elif is_last:
+            if is_last:
                 return
-            else:
-                self._news.wait()
+            self._news.wait()
 
     def _say(self, line: str) -> None:
         if not self._is_abandoned:
@@ -163,7 +167,8 @@ class Follower(threading.Thread):
 
 def reason(error: Exception) -> str:
     """An error as part of a line."""
-    return (getattr(error, "strerror", None) or str(error) or type(error).__name__).strip().split("\n")[0]
+    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return textwrap.shorten(text.strip().split("\n")[0], 200)
 
 
 def import_for(option: str, module: str) -> Any:

@@ -46,14 +46,16 @@ class WeightsAndBiases:
         self._wandb = import_for("--wandb-project", "wandb")
         self._names, self._folder, self._options, self._ids = names, folder, options, ids
         self._run: Any = None
+        self._is_again = False
 
     def open(self, iteration: int) -> str:
         """Begin the run or go on with it."""
-        if self._run is not None:  # of before an error
+        if self._is_again:
             with contextlib.suppress(Exception):
                 self._run.finish(exit_code=1)
             with contextlib.suppress(Exception):
                 self._wandb.teardown(exit_code=1)  # its service may have been killed; another one is started
+        self._is_again = True
         project, entity, name = self._names
         key = json.dumps(self._names)
         run_id = self._ids.get("wandb", key) or secrets.token_hex(4)
@@ -108,7 +110,8 @@ def _last_step(own: str, run_id: str) -> int:
     for folder in sorted(set(folders) - {own}, reverse=True):
         path = os.path.join(folder, f"run-{run_id}.wandb")
         command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", path]
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        environment = os.environ | {"WANDB_ERROR_REPORTING": "false"}
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=environment)
         if done.returncode:
             raise BFPError(f"{path} cannot be read: {(done.stderr.strip().splitlines() or ['no reason given'])[-1]}")
         steps = [line for line in done.stdout.splitlines() if '"type":"history"' in line]
