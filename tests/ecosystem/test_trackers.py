@@ -221,6 +221,7 @@ def test_mlflow_on_a_full_disk_gets_all_steps_when_there_is_room(tmp_path, lines
         (tmp_path / "saved").mkdir()
         log = Log(remote=[MLflow(str(disk), "tests", "full", {"lr": 1.0}, RunIds(str(tmp_path / "saved")))])
         with log.of_run(str(tmp_path / "saved"), 0):
+            log.write("valid", 0, {"loss": 0.5})
             wait_until(lambda: lines)
             (disk / "filling").write_bytes(bytes(shutil.disk_usage(disk).free - 5 * 4096))
             for step in range(1, 401):
@@ -230,7 +231,7 @@ def test_mlflow_on_a_full_disk_gets_all_steps_when_there_is_room(tmp_path, lines
             wait_until(lambda: len(lines) == 3)
         assert "No space left on device" in lines[1] and "MLflow: works again, run full (" in lines[2], lines
         history = mlflow_history(disk)
-        assert len(history) == 20 and len(lines) == 3
+        assert history.pop("valid/loss") == [(0, 0.5)] and len(history) == 20 and len(lines) == 3
         for name, entries in history.items():
             assert [step for step, _ in entries] == [*range(1, 401)], name
 

@@ -126,6 +126,19 @@ def test_a_tracker_that_fails_is_opened_again_and_gets_what_it_lacks(tmp_path, l
     ]
 
 
+def test_a_tracker_is_opened_when_workers_have_been_forked(tmp_path, lines):
+    """Processes that a library starts and workers that are forked at the same time would wait for each other."""
+    tracker = Recorder([1, 2])
+    log = Log(remote=[tracker])
+    with log.of_run(str(tmp_path), 2):
+        time.sleep(0.05)
+        assert lines == []
+        log.write("train", 3, {"loss": 1.0})
+    assert lines == ["Recorder: after 2"] and tracker.history == [1, 2, 3]
+    run(tmp_path, tracker, 4, 3)  # a finished run that is started again sends what is left
+    assert lines[1:] == ["Recorder: after 3"] and not tracker.closed
+
+
 @pytest.mark.parametrize("folder", [True, False])
 def test_a_tracker_that_hangs_does_not_hold_up_the_run(tmp_path, lines, monkeypatch, folder):
     monkeypatch.setattr(log_module, "CLOSE_SECONDS", 0.1)

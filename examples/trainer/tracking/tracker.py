@@ -121,7 +121,12 @@ class Follower(threading.Thread):
             log(f"{self._tracker.name}: the last steps may be missing there{later}")
 
     def run(self) -> None:
-        """Send rows until ``finish``, after which there is a last attempt."""
+        """Send rows until ``finish``, after which there is a last attempt.
+
+        Nothing is opened before the first row, when all loader workers have been forked: a library that starts a
+        process waits for the end of a pipe, and a worker that is forked in that moment would hold it open.
+        """
+        self._news.wait()
         while True:
             is_last = self._closing.is_set()
             try:
