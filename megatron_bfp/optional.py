@@ -16,11 +16,13 @@ EXTRAS = {
     "matplotlib": "report",
     "tensorboard": "tensorboard",
     "safetensors": "huggingface",
+    "wandb": "wandb",
+    "mlflow": "mlflow",
     "ray": "ray",
     "pyflakes": "ablation",
 }
 """Imported module -> the extra of this package that installs it."""
-PACKAGES = {"megatron": "megatron-core", "backports": "backports.zstd"}
+PACKAGES = {"megatron": "megatron-core", "backports": "backports.zstd", "mlflow": "mlflow-skinny"}
 """Imported module -> package, if their names differ."""
 
 

@@ -30,6 +30,10 @@ NEED_SAVE = (
     "exit_duration_in_mins",
     "exit_signal_handler",
 )
+NEED_A_TRACKER = {
+    "wandb_project": ("wandb_exp_name", "wandb_save_dir", "wandb_entity"),
+    "mlflow_experiment": ("mlflow_run_name", "mlflow_tracking_uri"),
+}
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> TrainerConfig:
@@ -130,6 +134,10 @@ def _check(config: TrainerConfig) -> None:
     blend(config.data_path)
     _check_shape(config)
     _check_checkpoints(config)
+    for needed, names in NEED_A_TRACKER.items():
+        for name in names:
+            if getattr(config, name) and not getattr(config, needed):
+                raise OptionError(f"{flag(name)} needs {flag(needed)}")
     if config.data_impl == "bfp" and config.dataloader_inter_document_masking:
         raise OptionError("--dataloader-inter-document-masking needs --data-impl mmap; bfp has it always")
     needs_bfp = {

@@ -290,6 +290,29 @@ class LogOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TrackerOptions:
+    """Experiment trackers, beside ``--tensorboard-dir``."""
+
+    wandb_project: str | None = option(
+        "log to this project of Weights & Biases; WANDB_MODE=offline needs no network (default: do not)",
+        None,
+        metavar="NAME",
+    )
+    wandb_exp_name: str | None = option(
+        "name of the run there (default: that of --save's folder)", None, metavar="NAME"
+    )
+    wandb_save_dir: str | None = option("folder for its files (default: SAVE/wandb)", None, metavar="FOLDER")
+    wandb_entity: str | None = option("team or user that owns the project (default: your own)", None, metavar="NAME")
+    mlflow_experiment: str | None = option("log to this experiment of MLflow (default: do not)", None, metavar="NAME")
+    mlflow_run_name: str | None = option(
+        "name of the run there (default: that of --save's folder)", None, metavar="NAME"
+    )
+    mlflow_tracking_uri: str | None = option(
+        "MLflow's server, or a folder (default: MLFLOW_TRACKING_URI, or SAVE/mlruns)", None, metavar="URI"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainerConfig(
     ModelOptions,
     DataOptions,
@@ -299,6 +322,7 @@ class TrainerConfig(
     ParallelismOptions,
     CheckpointOptions,
     LogOptions,
+    TrackerOptions,
 ):
     """All options of a run. ``ffn_hidden_size`` is LLaMA's if it is not given: 11008 for a hidden size of 4096.
 
@@ -320,6 +344,7 @@ GROUPS = {
     "precision, memory and parallelism": ParallelismOptions,
     "checkpoints": CheckpointOptions,
     "log and evaluation": LogOptions,
+    "experiment trackers": TrackerOptions,
 }
 """Titles of the groups in ``--help``, in its order."""
 

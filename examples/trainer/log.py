@@ -16,14 +16,20 @@ from typing import Any, NamedTuple
 
 import torch
 
-from megatron_bfp.errors import BFPError, InputError, OptionError
-from megatron_bfp.optional import pip_command
+from megatron_bfp.errors import BFPError, InputError
+
+from .ranks import log
+from .tracking.journal import Journal, row_of
+from .tracking.tracker import Direct, Follower, Tracker
 
 PEAK_FLOPS = {"A100": 312e12, "H100": 989e12, "H200": 989e12, "B200": 2250e12}
 """Dense bf16 FLOP/s by a part of the device's name (SXM boards)."""
 REMEMBERED_LOSSES = 50
 FEWEST_LOSSES = 10
 """How many losses are needed before one can be called a spike."""
+CLOSE_SECONDS, FAILED_SECONDS = 10.0, 2.0
+"""How long trackers may take for their last steps. Launchers kill ranks 30 seconds after SIGTERM, and other ranks end
+one 3 seconds after an error of theirs (``lifeline.GRACE_SECONDS``)."""
 
 
 class TrainingStopped(BFPError):
@@ -144,44 +150,88 @@ class SpikeDetector:
 
 
 class Log:
-    """Writes events to a JSON Lines file and to TensorBoard, if asked for. Make it on one rank only.
+    """Writes events to a JSON Lines file and to trackers, if asked for. Make it on one rank only. None of them can end
+    the run: a line says what has failed.
 
     Args:
         json_log: path of the file, which is appended to.
-        tensorboard_dir: folder for TensorBoard events.
+        local: trackers that get each event at once.
+        remote: trackers that get events in the background.
 
     Raises:
-        InputError: the file or the folder cannot be written.
-        OptionError: TensorBoard is not installed.
+        InputError: the file cannot be written.
     """
 
-    def __init__(self, json_log: str | None, tensorboard_dir: str | None) -> None:
-        self._file = self._writer = None
+    def __init__(self, json_log: str | None = None, local: Sequence[Tracker] = (), remote: Sequence[Tracker] = ()):
+        self._file, self._is_failing = None, False
         if json_log:
             try:
                 self._file = open(json_log, "a", encoding="utf-8", buffering=1)
             except OSError as error:
                 raise InputError(f"--json-log {json_log}: {error.strerror}") from None
-        if tensorboard_dir:
-            try:
-                from torch.utils.tensorboard import SummaryWriter
-            except ImportError:
-                raise OptionError(f"--tensorboard-dir needs tensorboard: {pip_command('tensorboard')}") from None
-            try:
-                self._writer = SummaryWriter(tensorboard_dir)
-            except OSError as error:
-                raise InputError(f"--tensorboard-dir {tensorboard_dir}: {error.strerror}") from None
+        self._local, self._remote = local, remote
+        self._direct: list[Direct] = []
+        self._followers: list[Follower] = []
+        self._journal: Journal | None = None
+
+    @contextlib.contextmanager
+    def of_run(self, folder: str | None, iteration: int) -> Iterator[None]:
+        """Begin or go on with the trackers' runs, and complete them at the end.
+
+        Args:
+            folder: of ``--save``, which has the steps of before.
+            iteration: steps of the checkpoint that the run resumed from.
+        """
+        self._direct = [Direct(tracker, iteration) for tracker in self._local]
+        if self._remote:
+            self._journal = Journal(folder, iteration)
+            self._followers = [Follower(tracker, self._journal, iteration) for tracker in self._remote]
+        for follower in self._followers:
+            follower.start()
+        failed = True
+        try:
+            yield
+            failed = False
+        finally:
+            self._close(failed)
 
     def write(self, event: str, iteration: int, values: dict[str, Any]) -> None:
         """Write one event, such as "train", with its numbers. NaN and infinity are null in the file, as in JSON."""
         if self._file:
             known = {name: None if _is_not_finite(value) else value for name, value in values.items()}
-            self._file.write(json.dumps({"event": event, "iteration": iteration, **known}) + "\n")
-        if self._writer:
-            for name, value in values.items():
-                if isinstance(value, (int, float)):
-                    self._writer.add_scalar(f"{event}/{name}", value, iteration)
-            self._writer.flush()
+            self._write_line(json.dumps({"event": event, "iteration": iteration, **known}))
+        row = row_of(event, iteration, values)
+        for direct in self._direct:
+            direct.append(row)
+        if self._journal:
+            self._journal.append(row)
+        for follower in self._followers:
+            follower.notify()
+
+    def _write_line(self, line: str) -> None:
+        """Write a line to the file. Python keeps what it could not write, and writes it with a later line."""
+        try:
+            self._file.write(line + "\n")
+            self._is_failing = False
+        except OSError as error:
+            if not self._is_failing:
+                log(f"--json-log {self._file.name}: {error.strerror}; the run goes on")
+            self._is_failing = True
+
+    def sync(self) -> None:
+        """Force to disk what a resumed run needs of the events until now."""
+        if self._journal:
+            self._journal.sync()
+
+    def _close(self, failed: bool) -> None:
+        """Complete the trackers' runs. After an error other ranks end too and cannot wait long."""
+        for direct in self._direct:
+            direct.close(failed)
+        for follower in self._followers:
+            follower.finish(failed)
+        end = time.monotonic() + (FAILED_SECONDS if failed else CLOSE_SECONDS)
+        for follower in self._followers:
+            follower.wait(max(0.0, end - time.monotonic()))
 
 
 def _is_not_finite(value: Any) -> bool:

@@ -1,6 +1,8 @@
 """What a run reports: a line for people and an event for programs, for steps, evaluations, and a loss that stops it."""
 
+import dataclasses
 import datetime
+import os
 import shlex
 import time
 from collections import deque
@@ -15,6 +17,11 @@ from .data import origin_of
 from .evaluation import Evaluation
 from .log import Log, RankSeconds, TrainingStopped, Work, model_flops, peak_flops
 from .ranks import log, on_first_rank, timestamp
+from .tracking.mlflow_runs import MLflow
+from .tracking.run_ids import RunIds
+from .tracking.tensorboard import TensorBoard
+from .tracking.tracker import Tracker
+from .tracking.weights_and_biases import WeightsAndBiases
 
 REMEMBERED_REPORTS = 20
 """The time left is estimated from this many lines of the log."""
@@ -37,15 +44,37 @@ def open_logs(config: TrainerConfig) -> Log:
     """Open the log's files on rank 0, before anything is built. Call it on all ranks.
 
     Raises:
-        OptionError: one cannot be written.
+        OptionError: one cannot be written, or the library of a tracker is missing.
     """
     opened = []
 
     def open_on_first_rank() -> None:
-        opened.append(Log(config.json_log, config.tensorboard_dir))
+        opened.append(Log(config.json_log, *trackers(config)))
 
     on_first_rank(open_on_first_rank)
-    return opened[0] if opened else Log(None, None)
+    return opened[0] if opened else Log()
+
+
+def trackers(config: TrainerConfig) -> tuple[list[Tracker], list[Tracker]]:
+    """The trackers that the options ask for: those that write to a local disk at once, and the others.
+
+    Raises:
+        OptionError: the library of one is missing.
+        InputError: ``--tensorboard-dir`` cannot be written.
+    """
+    local: list[Tracker] = [TensorBoard(config.tensorboard_dir)] if config.tensorboard_dir else []
+    remote: list[Tracker] = []
+    ids, save = RunIds(config.save), config.save and os.path.abspath(config.save)
+    options, name = dataclasses.asdict(config), save and os.path.basename(save)
+    if config.wandb_project:
+        names = config.wandb_project, config.wandb_entity, config.wandb_exp_name or name
+        folder = config.wandb_save_dir or (save and os.path.join(save, "wandb"))
+        remote.append(WeightsAndBiases(names, folder, options, ids))
+    if config.mlflow_experiment:
+        uri = config.mlflow_tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
+        uri = uri or os.path.join(save or os.getcwd(), "mlruns")
+        remote.append(MLflow(uri, config.mlflow_experiment, config.mlflow_run_name or name, options, ids))
+    return local, remote
 
 
 class Meter:
@@ -65,18 +94,25 @@ class Meter:
         self.start = time.perf_counter()
         self.work: list[Work] = []
         self.seconds: list[RankSeconds] = []
+        self.data_seconds = 0.0
 
-    def add(self, work: Work, seconds: RankSeconds) -> None:
-        """Count a step."""
+    def add(self, work: Work, seconds: RankSeconds, data_seconds: float = 0.0) -> None:
+        """Count a step.
+
+        Args:
+            data_seconds: how long this rank waited for its samples.
+        """
         self.work.append(work)
         self.seconds.append(seconds)
+        self.data_seconds += data_seconds
 
     def read(self, iteration: int) -> dict[str, float]:
         """The speed, and start over.
 
         Returns:
-            Seconds per step, seconds left until the last step, tokens per second and device, the computing time of the
-            slowest rank over the mean of all, and on a GPU TFLOP/s per device and MFU.
+            Seconds per step, seconds of them that this rank waited for samples, seconds left until the last step,
+            tokens per second and device, the computing time of the slowest rank over the mean of all, and on a GPU
+            TFLOP/s per device and MFU.
         """
         elapsed = max(1e-9, time.perf_counter() - self.start)
         self._reports.append((len(self.work), elapsed))
@@ -84,6 +120,7 @@ class Meter:
         seconds = elapsed * distributed.get_world_size()
         speed = {
             "seconds_per_step": elapsed / len(self.work),
+            "data_seconds_per_step": self.data_seconds / len(self.work),
             "seconds_left": recent * (self.config.train_iters - iteration),
             "tokens_per_second_per_device": sum(work.tokens for work in self.work) / seconds,
             "slowest_over_mean": sum(step.slowest for step in self.seconds) / sum(step.mean for step in self.seconds),
@@ -109,10 +146,11 @@ def report_step(config: TrainerConfig, files: Log, iteration: int, lr: float, re
     text = "".join(f" | {name} {speed[name]:,.3f}" for name in ("tflops_per_device", "mfu") if name in speed)
     consumed_samples = iteration * config.global_batch_size
     log(
-        f"iteration {iteration}/{config.train_iters} | loss {result.loss:.6f} | learning rate {lr:.4e} | "
+        f"iteration {iteration}/{config.train_iters} | loss {result.loss:.6f} | lr {lr:.4e} | "
         f"grad norm {result.grad_norm:.4f} | target tokens {result.num_targets} | "
         f"consumed samples {consumed_samples} | tokens/s per device {tokens_per_second:,.0f}{text} | "
-        f"slowest/mean {speed['slowest_over_mean']:.2f} | {speed['seconds_per_step']:.3g} s/step | "
+        f"slowest/mean {speed['slowest_over_mean']:.2f} | data wait {speed['data_seconds_per_step']:.2g} s | "
+        f"{speed['seconds_per_step']:.3g} s/step | "
         f"ETA {duration(speed['seconds_left'])} | {timestamp()}"
     )
     values: dict[str, Any] = {"loss": result.loss, "learning_rate": lr, "grad_norm": result.grad_norm}

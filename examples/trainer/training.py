@@ -12,6 +12,7 @@ import math
 import os
 import signal
 import socket
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -29,7 +30,7 @@ from .arguments import parse_arguments
 from .checkpoints.history import DataHistory, describe_run
 from .checkpoints.loading import continue_history, convert_for_ranks, find_checkpoint, load_checkpoint
 from .checkpoints.save_folder import check_save
-from .checkpoints.saving import NotSaved, save_checkpoint, smallest_of
+from .checkpoints.saving import NotSaved, check_writer, save_checkpoint, smallest_of
 from .config import TrainerConfig
 from .data import (
     EvaluationSampler,
@@ -85,6 +86,7 @@ def main() -> int:
     settings = deepspeed_config(config, accumulation)
     config = dataclasses.replace(config, zero_stage=settings["zero_optimization"]["stage"])
     if config.save:
+        check_writer(config, settings)
         on_each_node(lambda: check_save(config.save, smallest_of(config, tokenizer.vocab_size)))
         check_shared(config.save)
     files = open_logs(config)
@@ -113,8 +115,9 @@ def main() -> int:
     def evaluate_valid() -> Evaluation:
         return evaluate(engine, evaluation_batches(config, valid, device))
 
-    with StepProfile(config) as profile:
+    with StepProfile(config) as profile, files.of_run(config.save, iteration):
         stopped_by = train(config, engine, batches, iteration, accumulation, history, evaluate_valid, files, profile)
+    distributed.barrier()  # a rank that ended before could make its launcher kill rank 0
     return 128 + stopped_by if stopped_by else 0
 
 
@@ -181,8 +184,11 @@ def train(
         for group in engine.optimizer.param_groups:
             group["lr"] = lr
         with profile.step(iteration + 1):
-            result = train_step(engine, [next(batches) for _ in range(accumulation)])
-        meter.add(result.work, result.seconds)
+            start = time.perf_counter()
+            samples = [next(batches) for _ in range(accumulation)]
+            data_seconds = time.perf_counter() - start
+            result = train_step(engine, samples)
+        meter.add(result.work, result.seconds, data_seconds)
         reason = spikes.reason(result.loss, result.grad_norm)
         if reason:
             stop_training(config, history.dataset, iteration, reason)
@@ -194,6 +200,7 @@ def train(
         last = iteration == config.train_iters
         due = config.save_interval and iteration % config.save_interval == 0
         if config.save and (due or stop or last):
+            files.sync()
             reason = save_checkpoint(engine, config, iteration, history)
             if reason and (stop or last):
                 raise NotSaved(f"--save {config.save}: the last iteration, {iteration}, could not be saved: {reason}")

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import shutil
 from collections import namedtuple
 
 import pytest
@@ -13,7 +14,7 @@ from helpers.disk_order import watched_disk
 from helpers.trainer_in_process import SmallTokenizer, alone, run_trainer
 from helpers.trainer_parts import Trainer
 from trainer import training
-from trainer.checkpoints import save_folder, saving
+from trainer.checkpoints import failed_writes, save_folder, saving
 from trainer.checkpoints.history import DataHistory, describe_run
 
 from megatron_bfp import BFPError
@@ -92,6 +93,32 @@ def test_checkpoints_of_the_interval_stay_beside_the_last(saved, keep_last, reta
     assert "".join(sorted(name[-1] for name in os.listdir(folder) if name.startswith("iter_"))) == expected
 
 
+def test_what_a_killed_run_has_left_goes_too_and_what_is_not_ours_stays(saved):
+    trainer, folder = saved
+    save(trainer, 1)
+    shutil.copytree(folder / "iter_0000001", folder / "iter_0000002")
+    (folder / "iter_0000002" / "complete.json").rename(folder / "iter_0000002" / "complete.json.0f.part")
+    (folder / "iter_0000003").mkdir()  # its removal was cut off
+    (folder / "iter_0000004" / "mp_rank_00").mkdir(parents=True)  # Megatron-LM's
+    (folder / "iter_0000009").mkdir()  # of a run that was further
+    save(trainer, 5)
+    assert "".join(sorted(name[-1] for name in os.listdir(folder) if name.startswith("iter_"))) == "123459"
+    trainer.config = dataclasses.replace(trainer.config, keep_last=2)
+    save(trainer, 6)
+    assert "".join(sorted(name[-1] for name in os.listdir(folder) if name.startswith("iter_"))) == "4569"
+
+
+def test_the_first_checkpoint_is_not_begun_without_room_for_the_parameters(saved, monkeypatch):
+    trainer, folder = saved
+    folder.mkdir()
+    usage = namedtuple("usage", "total free")(10**12, 100_000)
+    monkeypatch.setattr(failed_writes.shutil, "disk_usage", lambda folder: usage)
+    monkeypatch.setattr(saving, "_save", lambda *_: pytest.fail("too late"))
+    history = DataHistory(describe_run(trainer.config, SmallTokenizer()), trainer.dataset)
+    reason = saving.save_checkpoint(trainer.engine, trainer.config, 1, history)
+    assert reason.startswith("0.0 GB are free, a checkpoint takes ")
+
+
 def test_what_another_number_of_ranks_has_left_is_gone_when_a_checkpoint_is_saved_again(saved):
     trainer, folder = saved
     path = folder / "iter_0000001"
@@ -129,6 +156,19 @@ def test_fault_C03_a_folder_without_room_stops_the_run_before_anything_is_built(
     monkeypatch.setattr(save_folder.shutil, "disk_usage", lambda folder: usage)
     with pytest.raises(BFPError, match="has 0.0 GB free, a checkpoint takes at least"):
         run_trainer(prefix, "--save", tmp_path / "saved")
+
+
+@pytest.mark.parametrize(
+    "settings, named",
+    [
+        ({"checkpoint": {"writer": {"type": "python", "decoupled": True}}}, "checkpoint.writer"),
+        ({"datastates_ckpt": {"host_cache_size": 16}}, "datastates_ckpt"),
+    ],
+)
+def test_writers_that_hide_failed_writes_are_refused(prefix, tmp_path, settings, named):
+    (tmp_path / "deepspeed.json").write_text(json.dumps(settings))
+    with pytest.raises(BFPError, match=f"--deepspeed_config .*: {named} writes checkpoints in ways"):
+        run_trainer(prefix, "--save", tmp_path / "saved", "--deepspeed_config", tmp_path / "deepspeed.json")
 
 
 def test_inner_folders_of_a_checkpoint_are_forced_too(tmp_path):

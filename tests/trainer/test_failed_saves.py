@@ -17,6 +17,9 @@ from helpers.trainer_in_process import alone, run_trainer
 from helpers.trainer_parts import Trainer
 from trainer.checkpoints import failed_writes, saving
 from trainer.checkpoints.failed_writes import FailedWrites
+from trainer.checkpoints.folder import open_checkpoint
+
+from megatron_bfp.errors import InputError
 
 EVERY_STEP = ("--save-interval", 1)
 
@@ -121,3 +124,36 @@ def test_a_disk_that_fills_while_two_ranks_write_ends_neither(tmp_path, disk, ze
     (disk / "filling").unlink()
     status, output = launch_ranks(corpus, *options, train_iters=3)
     assert status == 0 and checkpoints(disk) == ["iter_0000003"], output[-3000:]
+
+
+def test_a_disk_with_room_for_one_checkpoint_keeps_that_one_and_the_run(prefix, disk):
+    """``--keep-last`` removes nothing in advance: the only whole checkpoint would be at risk."""
+    fill(disk, 1_200_000)  # the start writes 1 MiB to try
+    options = ("--save", disk, "--load", disk, *EVERY_STEP, "--keep-last", 1)
+    with pytest.raises(saving.NotSaved, match="the last iteration, 4, could not be saved: 0.0 GB are free"):
+        run_trainer(prefix, *options)
+    assert checkpoints(disk) == ["iter_0000001"]
+    (disk / "filling").unlink()
+    status, output = run_trainer(prefix, *options)
+    assert status == 0 and list(steps_of(output)) == [2, 3, 4] and checkpoints(disk) == ["iter_0000004"]
+
+
+@pytest.mark.slow
+def test_ten_saves_with_a_kill_leave_two_whole_checkpoints(tmp_path):
+    corpus, folder = make_corpus(tmp_path), tmp_path / "saved"
+    options = ("--zero-stage", 1, "--num-workers", 2, "--save", folder, "--load", folder, *EVERY_STEP, "--keep-last", 2)
+    unfinished = "iter_0000005/zero_pp_rank_1_mp_rank_00_optim_states.pt"
+    status, output = launch_ranks(corpus, *options, train_iters=10, fault=f"1 SIGKILL {unfinished}", launcher="ranks")
+    assert status and list(steps_of(output)) == [1, 2, 3, 4, 5], output[-3000:]
+    assert checkpoints(folder) == ["iter_0000003", "iter_0000004", "iter_0000005"]
+    with pytest.raises(InputError, match="complete.json"):
+        open_checkpoint(str(folder / "iter_0000005"))
+    shutil.copytree(folder / "iter_0000005", folder / "iter_0000002")  # as a kill leaves it in a removal
+    status, output = launch_ranks(corpus, *options, train_iters=10, launcher="ranks")
+    assert status == 0 and list(steps_of(output)) == [5, 6, 7, 8, 9, 10], output[-3000:]
+    assert checkpoints(folder) == ["iter_0000009", "iter_0000010"]
+    for name in checkpoints(folder):
+        open_checkpoint(str(folder / name))
+    (folder / "iter_0000010" / "complete.json").unlink()
+    status, again = launch_ranks(corpus, *options, train_iters=10, launcher="ranks")
+    assert status == 0 and steps_of(again) == {10: steps_of(output)[10]}, again[-3000:]

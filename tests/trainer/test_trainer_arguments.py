@@ -64,6 +64,8 @@ def test_a_data_path_that_is_neither_is_refused(data_path):
         "--save-interval 5",
         "--keep-last 2",
         "--save there --keep-last 0",
+        "--wandb-exp-name llama",
+        "--mlflow-tracking-uri there",
         "--override-checkpoint-args",
         "--data-impl mmap --max-documents-per-sequence 3",
         "--data-impl mmap --even-sequences",

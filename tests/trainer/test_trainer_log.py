@@ -11,6 +11,7 @@ pytest.importorskip("megatron.core")
 
 from trainer.evaluation import Evaluation
 from trainer.log import ComputeClock, Log, RankSeconds, SpikeDetector, Work, model_flops
+from trainer.tracking.tensorboard import TensorBoard
 
 
 def test_a_run_stops_at_spikes_and_at_what_is_no_number():
@@ -83,16 +84,17 @@ def test_the_slowest_rank_is_compared_with_the_mean():
 
 def test_events_go_to_tensorboard(tmp_path):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    log = Log(None, str(tmp_path))
-    for iteration in (1, 2):
-        log.write("train", iteration, {"loss": 1.5 * iteration})
+    log = Log(local=[TensorBoard(str(tmp_path))])
+    with log.of_run(None, 0):
+        for iteration in (1, 2):
+            log.write("train", iteration, {"loss": 1.5 * iteration})
     events = accumulator.EventAccumulator(str(tmp_path)).Reload()
     assert [(event.step, event.value) for event in events.Scalars("train/loss")] == [(1, 1.5), (2, 3.0)]
 
 
 def test_events_are_json_lines(tmp_path):
     for _ in range(2):
-        log = Log(str(tmp_path / "log.jsonl"), None)
+        log = Log(str(tmp_path / "log.jsonl"))
         log.write("train", 3, {"loss": 1.5})
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert lines == [{"event": "train", "iteration": 3, "loss": 1.5}] * 2

@@ -5,6 +5,7 @@ goes on without the file, and the ranks agree at the end whether the checkpoint 
 """
 
 import contextlib
+import os
 import re
 import shutil
 import socket
@@ -59,11 +60,13 @@ class FailedWrites:
 
 
 def lack_of_room(folder: str, needed: int) -> str | None:
-    """What is missing for a checkpoint; None if there is room.
+    """What is missing for a checkpoint; None if there is room, or the folder is yet to be created.
 
     Args:
         needed: bytes of a checkpoint.
     """
+    if not os.path.isdir(folder):
+        return None
     space = shutil.disk_usage(folder)
     if not space.total or space.free >= needed:  # some network file systems tell nothing
         return None

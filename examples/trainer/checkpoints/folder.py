@@ -24,6 +24,8 @@ from ..ranks import log
 
 COMPLETE = "complete.json"
 FOLDER_NAME = re.compile(r"iter_(\d{7,})")
+OUR_FILES = re.compile(r"\w+_states\.pt|zero_to_fp32\.py|complete\.json\.\w+\.part")
+"""What a checkpoint has beside ``complete.json``. Megatron-LM gives its folders the same names."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,6 +110,12 @@ def remove_checkpoint(path: str) -> None:
         os.remove(os.path.join(path, COMPLETE))
     if os.path.isdir(path):
         shutil.rmtree(path)
+
+
+def is_abandoned(path: str) -> bool:
+    """Whether a checkpoint is incomplete because saving or removing it was cut off. A folder with files of others is
+    not ours to judge."""
+    return all(OUR_FILES.fullmatch(name) for name in os.listdir(path))
 
 
 @contextlib.contextmanager

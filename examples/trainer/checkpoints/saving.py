@@ -16,13 +16,13 @@ from deepspeed.checkpoint import constants
 from megatron.core import parallel_state
 from torch import distributed
 
-from megatron_bfp.errors import BFPError, InputError
+from megatron_bfp.errors import BFPError, InputError, OptionError
 from megatron_bfp.files import sync_file, write_whole
 
 from ..config import TrainerConfig, key_value_heads
 from ..ranks import log, on_first_rank, replicas, timestamp
 from .failed_writes import FailedWrites, lack_of_room
-from .folder import COMPLETE, SavedRun, checkpoint_names, open_checkpoint, remove_checkpoint, removing
+from .folder import COMPLETE, SavedRun, checkpoint_names, is_abandoned, open_checkpoint, remove_checkpoint, removing
 from .history import DataHistory
 from .save_folder import smallest_checkpoint
 
@@ -33,6 +33,26 @@ def smallest_of(config: TrainerConfig, vocab_size: int) -> int:
     attention = 2 * hidden * hidden + 2 * hidden * hidden * key_value_heads(config) // config.num_attention_heads
     layer = attention + 3 * hidden * config.ffn_hidden_size
     return smallest_checkpoint(config.num_layers * layer + 2 * vocab_size * hidden)
+
+
+def check_writer(config: TrainerConfig, settings: dict[str, Any]) -> None:
+    """Check that DeepSpeed writes checkpoints by ``torch.save``, and before ``save_checkpoint`` of its engine returns.
+
+    Its decoupled writer is a process that shares the weights until the next update. If a write fails it ends, and later
+    saves do nothing (DeepSpeed 0.19, ``runtime/checkpoint_engine/decoupled_checkpoint_engine.py``).
+
+    Raises:
+        OptionError: the configuration has another writer.
+    """
+    for name, value in (
+        ("checkpoint.writer", settings.get("checkpoint", {}).get("writer")),
+        ("datastates_ckpt", settings.get("datastates_ckpt")),
+    ):
+        if value:
+            raise OptionError(
+                f"--deepspeed_config {config.deepspeed_config}: {name} writes checkpoints in ways in which a failed "
+                "write can go unnoticed; remove it"
+            )
 
 
 class NotSaved(BFPError):
@@ -50,7 +70,7 @@ def save_checkpoint(engine: Any, config: TrainerConfig, iteration: int, history:
     """
     start = time.monotonic()
     path = os.path.join(config.save, f"iter_{iteration:07d}")
-    reason = on_first_rank(lambda: _make_room(path))
+    reason = on_first_rank(lambda: _make_room(engine, config, iteration, path))
     if reason is None:
         reason = _save(engine, config, iteration, history, path)
         if reason is not None and distributed.get_rank() == 0:
@@ -58,20 +78,43 @@ def save_checkpoint(engine: Any, config: TrainerConfig, iteration: int, history:
     if reason is not None:
         log(f"{path} could not be saved: {reason} | {timestamp()}")
         return reason
-    if distributed.get_rank() == 0 and (config.keep_last or config.save_retain_interval):
+    if distributed.get_rank() == 0 and _removes(config):
         _remove_older(config.save, iteration, config.keep_last or 1, config.save_retain_interval)
     distributed.barrier()  # a rank that ended before could make its launcher kill rank 0
     log(f"saved {path} in {time.monotonic() - start:.1f} s | {timestamp()}")
     return None
 
 
-def _make_room(path: str) -> str | None:
+def _make_room(engine: Any, config: TrainerConfig, iteration: int, path: str) -> str | None:
     """Remove what is in the way of a checkpoint, and say what room is missing for it."""
     remove_checkpoint(path)  # files of another number of ranks would mix with ours
-    folder = os.path.dirname(path)
+    if _removes(config):
+        _remove_abandoned(config.save, iteration)
+    return lack_of_room(config.save, _expected_bytes(engine, config.save))
+
+
+def _removes(config: TrainerConfig) -> bool:
+    return bool(config.keep_last or config.save_retain_interval)
+
+
+def _expected_bytes(engine: Any, folder: str) -> int:
+    """Size of a checkpoint: that of the last complete one, else the least for the model's parameters."""
     names = checkpoint_names(folder)
-    complete = [name for name in names.values() if os.path.isfile(os.path.join(folder, name, COMPLETE))]
-    return lack_of_room(folder, sum(_sizes(os.path.join(folder, max(complete))).values())) if complete else None
+    complete = [step for step, name in names.items() if os.path.isfile(os.path.join(folder, name, COMPLETE))]
+    if complete:
+        return sum(_sizes(os.path.join(folder, names[max(complete)])).values())
+    parts = parallel_state.get_tensor_model_parallel_world_size()
+    return smallest_checkpoint(parts * sum(getattr(p, "ds_numel", p.numel()) for p in engine.module.parameters()))
+
+
+def _remove_abandoned(folder: str, iteration: int) -> None:
+    """Remove what runs that were killed left of checkpoints before ``iteration``: it would fill the disk."""
+    for older, name in checkpoint_names(folder).items():
+        path = os.path.join(folder, name)
+        if older < iteration and is_abandoned(path):
+            with contextlib.suppress(OSError):
+                remove_checkpoint(path)
+                log(f"removed {path}, which is incomplete (--keep-last)")
 
 
 def _save(engine: Any, config: TrainerConfig, iteration: int, history: DataHistory, path: str) -> str | None:
