@@ -135,44 +135,6 @@ def test_the_environment_reaches_all_hosts_in_the_form_deepspeed_reads(folder):
     assert all(re.fullmatch(r"[A-Z_]+=\S+", line) for line in lines)  # it fails on comments and empty lines
 
 
-SRUN = """#!/usr/bin/env bash
-# As SLURM's: a task on each node, with SLURM's variables and none of torch's; the status of one that failed.
-while [[ $1 == --* ]]; do
-    case $1 in --nodes | --ntasks | --ntasks-per-node) shift 2 ;; *) shift ;; esac
-done
-unset RANK WORLD_SIZE LOCAL_RANK MASTER_ADDR MASTER_PORT
-status=0 tasks=()
-for ((node = 0; node < SLURM_NNODES; node++)); do
-    SLURM_NODEID=$node SLURM_PROCID=$node SLURM_LOCALID=0 SLURM_NTASKS=$SLURM_NNODES "$@" &
-    tasks+=($!)
-done
-for task in "${tasks[@]}"; do wait "$task" || status=$?; done
-exit $status
-"""
-SCONTROL = """#!/usr/bin/env bash
-[ "$*" = "show hostnames $SLURM_JOB_NODELIST" ] && printf 'localhost\\nlocalhost\\n'
-"""
-PDSH = """#!/usr/bin/env bash
-# As pdsh over ssh: the words joined, run by a shell on each host that knows nothing of this one's environment.
-while [[ $1 == -* ]]; do
-    case $1 in
-        -w) IFS=, read -ra hosts <<<"$2"; shift 2 ;;
-        -S) shift ;;
-        *) shift 2 ;;
-    esac
-done
-status=0 tasks=() number=0
-for host in "${hosts[@]}"; do
-    command="$*"
-    command=${command//%n/$number}
-    env -i HOME="$HOME" PATH=/usr/bin:/bin CUDA_VISIBLE_DEVICES= bash -c "${command//%%/%}" &
-    tasks+=($!) number=$((number + 1))
-done
-for task in "${tasks[@]}"; do wait "$task" || status=$?; done
-exit $status
-"""
-
-
 def train_on_two_nodes(folder, script, stand_ins, **variables):
     """What a launcher prints that trains two steps of the tiny recipe, made smaller, on two nodes of one rank.
 
