@@ -16,6 +16,7 @@ from cluster.layout import Layout
 from cluster.plan import training_sequences
 from cluster.recipe import read_recipe
 from helpers import launching
+from helpers.cluster_stand_ins import PDSH, SCONTROL, SRUN, install, launch, tiny_run
 from helpers.datasets import ROOT
 from helpers.recipes import LAUNCH, RECIPES, commands, dry_run, training_options
 from trainer.arguments import parse_arguments
@@ -136,24 +137,11 @@ def test_the_environment_reaches_all_hosts_in_the_form_deepspeed_reads(folder):
 
 
 def train_on_two_nodes(folder, script, stand_ins, **variables):
-    """What a launcher prints that trains two steps of the tiny recipe, made smaller, on two nodes of one rank.
-
-    Both nodes are this host.
-    """
-    launching.make_corpus(folder)
-    for name, text in stand_ins.items():
-        (folder / name).write_text(text)
-        (folder / name).chmod(0o755)
-    recipe = folder / "two_steps.sh"
-    recipe.write_text(f'source "{RECIPES}/tiny.sh"\nseq_length=128\nsplit=90,5,5\ntrain_iters=2\nhidden_size=64\n')
-    settings = {"DATA_PATH": "data_text_document", "TOKENIZER_MODEL": "tokenizer.json", "EOD_TOKEN": "<eod>"}
-    settings |= {"MASTER_PORT": launching.free_port(), "GPUS_PER_NODE": 1, "OUTPUT": folder / "run"}
-    settings |= {"PATH": f"{folder}{os.pathsep}{launching.ENVIRONMENT['PATH']}", "CUDA_VISIBLE_DEVICES": ""} | variables
-    environment = launching.ENVIRONMENT | {name: str(value) for name, value in settings.items()}
-    command = ["bash", str(script), str(recipe)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=folder, timeout=200)
-    output = done.stdout + done.stderr
-    assert done.returncode == 0, output[-5000:]
+    """What a launcher prints that trains two steps of the tiny recipe, made smaller, on two nodes of one rank."""
+    install(folder, stand_ins)
+    recipe, settings = tiny_run(folder)
+    status, output = launch(folder, script, recipe, **settings | variables)
+    assert status == 0, output[-5000:]
     assert "preflight: 2 nodes agree" in output
     steps = re.findall(r"iteration (\d+)/2 \| loss", output)
     assert steps == ["1", "2"] and "consumed samples 32 " in output
