@@ -30,6 +30,7 @@ SETTINGS = {
     "container_mounts": str,
     "container_runtime": str,
     "srun_args": str,
+    "all_reduce_mb": int,
     "device": str,
     "vocab_size": int,
 }

@@ -120,7 +120,9 @@ def test_what_a_file_cannot_do_is_named(folder):
     file = printed(folder, "slurm", "tiny")
     status, output = planned(folder, "slurm", file.name, TRAINER="megatron_lm", MEGATRON_PATH="m")
     assert status == 2 and "a TOML file has the example trainer's options; give megatron_lm a recipe" in output
-    status, output = dry_run(folder, "slurm", "llama_7b_code_2k", "--print-config", TRAINER="megatron_lm", MEGATRON_PATH="m")
+    status, output = dry_run(
+        folder, "slurm", "llama_7b_code_2k", "--print-config", TRAINER="megatron_lm", MEGATRON_PATH="m"
+    )
     assert status == 2 and "not those of megatron_lm" in output
     file.write_text(file.read_text().replace("vocab_size = 8192\n", ""))
     status, output = planned(folder, "slurm", file.name)

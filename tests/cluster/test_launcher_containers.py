@@ -32,7 +32,12 @@ def value(words, name):
 
 def test_pyxis_starts_preflight_and_training_in_the_container(folder):
     mounts = "/data,/tokenizers:/tokenizers:ro"
-    variables = {"CONTAINER_IMAGE": IMAGE, "CONTAINER_MOUNTS": mounts, "NCCL_IB_HCA": "mlx5_0", "PROLOGUE": "prologue.sh"}
+    variables = {
+        "CONTAINER_IMAGE": IMAGE,
+        "CONTAINER_MOUNTS": mounts,
+        "NCCL_IB_HCA": "mlx5_0",
+        "PROLOGUE": "prologue.sh",
+    }
     status, output = dry_run(folder, "slurm", "tiny", **variables, SRUN_ARGS="--mpi=none --no-container-mount-home")
     assert status == 0, output
     check, train = commands(output)
@@ -93,7 +98,8 @@ def test_what_cannot_be_started_is_one_line(folder, launcher, variables, reason)
 
 NOTE = """#!/usr/bin/env bash
 case $1 in */plan_run.py) plan=yes ;; esac
-echo "${0##*/} ${plan:+plan} NODE_RANK=${NODE_RANK:-$SLURM_NODEID} ${FROM_PROLOGUE-} ${IN_CONTAINER-}" >>"${0%/*}/started"
+echo "${0##*/} ${plan:+plan} NODE_RANK=${NODE_RANK:-$SLURM_NODEID} ${FROM_PROLOGUE-} ${IN_CONTAINER-}" \\
+    >>"${0%/*}/started"
 """
 
 

@@ -7,8 +7,8 @@ from helpers import launching
 from helpers.recipes import RECIPES
 
 SRUN = """#!/usr/bin/env bash
-# As SLURM's: a task on each node, with SLURM's variables and none of torch's; the status of one that failed. The tasks are
-# noted for scancel. pyxis' options are accepted, and the tasks started on this host.
+# As SLURM's: a task on each node, with SLURM's variables and none of torch's; the status of one that failed. The tasks
+# are noted for scancel. pyxis' options are accepted, and the tasks started on this host.
 nodes=$SLURM_NNODES
 while [[ $1 == --* ]]; do
     case $1 in
@@ -105,7 +105,12 @@ def tiny_run(folder, train_iters=2):
     settings = f"seq_length=128\nsplit=90,5,5\ntrain_iters={train_iters}\nhidden_size=64\n"
     recipe.write_text(f'source "{RECIPES}/tiny.sh"\n{settings}')
     variables = {"DATA_PATH": "data_text_document", "TOKENIZER_MODEL": "tokenizer.json", "EOD_TOKEN": "<eod>"}
-    variables |= {"MASTER_PORT": launching.free_port(), "GPUS_PER_NODE": 1, "OUTPUT": folder / "run"}
+    variables |= {
+        "MASTER_PORT": launching.free_port(),
+        "GPUS_PER_NODE": 1,
+        "ALL_REDUCE_MB": 0,
+        "OUTPUT": folder / "run",
+    }
     variables |= {"PATH": f"{folder}{os.pathsep}{launching.ENVIRONMENT['PATH']}", "CUDA_VISIBLE_DEVICES": ""}
     return recipe, variables
 

@@ -15,6 +15,7 @@
 #   [CONTAINER_IMAGE=IMAGE] [CONTAINER_MOUNTS=SOURCE[:TARGET[:FLAGS]],...] [CONTAINER_RUNTIME=apptainer|singularity]
 #                                   the container sees this repository, the working folder, OUTPUT, MEGATRON_PATH, the
 #                                   folder of PROLOGUE, and CONTAINER_MOUNTS: name those of the data and the tokenizer
+#   [ALL_REDUCE_MB=N: MiB of the preflight's all-reduce; 0: none]
 #   [DRY_RUN=1: print the commands and the plan, start nothing]
 # shellcheck disable=SC2034,SC2154  # between the launcher and the recipe
 examples=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
@@ -68,14 +69,15 @@ if [[ " $* " = *" --print-config "* ]]; then
     python "$script" "${options[@]}"
     settings write NODES="$NODES" GPUS_PER_NODE="$GPUS_PER_NODE" OUTPUT="$OUTPUT" HOSTFILE="${HOSTFILE:-}" \
         PROLOGUE="${PROLOGUE:-}" CONTAINER_IMAGE="${CONTAINER_IMAGE:-}" CONTAINER_MOUNTS="${CONTAINER_MOUNTS:-}" \
-        CONTAINER_RUNTIME="${CONTAINER_RUNTIME:-}" SRUN_ARGS="${SRUN_ARGS:-}" device="$device" vocab_size="$vocab_size"
+        CONTAINER_RUNTIME="${CONTAINER_RUNTIME:-}" SRUN_ARGS="${SRUN_ARGS:-}" ALL_REDUCE_MB="${ALL_REDUCE_MB:-}" device="$device" vocab_size="$vocab_size"
     exit 0
 fi
 
 # The plan and preflight read the same options as the trainer
 trained=(--vocab-size "$vocab_size" --trainer "$TRAINER" "${options[@]}")
 preflight=("$examples/preflight.py" --nodes "$NODES" --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT"
-    --gpus-per-node "$([ "$device" = cpu ] && echo 0 || echo "$GPUS_PER_NODE")")
+    --gpus-per-node "$([ "$device" = cpu ] && echo 0 || echo "$GPUS_PER_NODE")"
+    ${ALL_REDUCE_MB:+--all-reduce-mb "$ALL_REDUCE_MB"})
 plan=(python "$examples/plan_run.py" "$recipe" --nodes "$NODES" --gpus-per-node "$GPUS_PER_NODE" --device "$device")
 
 if [ "${DRY_RUN:-0}" != 0 ]; then
