@@ -16,7 +16,7 @@ import dataclasses
 import difflib
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection
 from types import NoneType
 from typing import Any, get_args, get_type_hints
 
@@ -50,7 +50,7 @@ def read_config(path: str) -> list[str]:
     words = []
     for name, value in values.items():
         if name not in fields:
-            raise OptionError(f"--config {path}: there is no option {name}{similar(name, fields)}")
+            raise OptionError(f"--config {path}: there is no option {name}{similar(name, [*fields, LAUNCH])}")
         words += _words(path, fields[name], types[name], value)
     return words
 
@@ -70,9 +70,9 @@ def read_toml(path: str) -> dict[str, Any]:
         raise InputError(f"--config {path}: not TOML: {error}") from None
 
 
-def similar(name: str, names: Iterable[str]) -> str:
+def similar(name: str, names: Collection[str]) -> str:
     """For a message, the name that was probably meant; empty if none is close."""
-    if close := difflib.get_close_matches(name.replace("-", "_"), list(names), n=1):
+    if close := difflib.get_close_matches(name.replace("-", "_"), names, n=1):
         return f"; did you mean {close[0]}?"
     return ""
 

@@ -1,4 +1,4 @@
-"""The flight recorder's variables are those that the installed torch reads, and its tool reads the files that they name."""
+"""The flight recorder's variables are those that the installed torch reads, and its tool reads the files they name."""
 
 import os
 import pickle

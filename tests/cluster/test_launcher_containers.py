@@ -1,13 +1,12 @@
 """What is started on each node: the prologue, the container, SLURM's options, as printed and as run by stand-ins."""
 
+import os
 import shlex
 
 import pytest
-
-pytest.importorskip("torch")
-
 from helpers.cluster_stand_ins import APPTAINER, PDSH, install, launch, slurm_job
 from helpers.datasets import ROOT
+from helpers.launching import ENVIRONMENT
 from helpers.recipes import LAUNCH, RECIPES, commands, dry_run
 
 WITH_PROLOGUE = str(LAUNCH / "with_prologue.sh")
@@ -19,6 +18,12 @@ def folder(tmp_path):
     (tmp_path / "hosts").write_text("node-1 slots=8\nnode-2 slots=8\n")
     (tmp_path / "prologue.sh").write_text("export FROM_PROLOGUE=$UNSET_VARIABLE$#yes\n")  # as modules do, with -u off
     return tmp_path
+
+
+def printed(folder, launcher, recipe="tiny", **variables):
+    """Exit status and output of a dry run, without the plan."""
+    install(folder, {"python": "#!/bin/sh\n"})
+    return dry_run(folder, launcher, recipe, PATH=f"{folder}{os.pathsep}{ENVIRONMENT['PATH']}", **variables)
 
 
 def on_a_node(words):
@@ -38,7 +43,7 @@ def test_pyxis_starts_preflight_and_training_in_the_container(folder):
         "NCCL_IB_HCA": "mlx5_0",
         "PROLOGUE": "prologue.sh",
     }
-    status, output = dry_run(folder, "slurm", "tiny", **variables, SRUN_ARGS="--mpi=none --no-container-mount-home")
+    status, output = printed(folder, "slurm", **variables, SRUN_ARGS="--mpi=none --no-container-mount-home")
     assert status == 0, output
     check, train = commands(output)
     for words, program in ((check, "python"), (train, "bash")):
@@ -57,7 +62,7 @@ def test_pyxis_starts_preflight_and_training_in_the_container(folder):
 @pytest.mark.parametrize("launcher", ["slurm", "torchrun_hostfile", "deepspeed_no_ssh"])
 def test_apptainer_starts_them_after_the_prologue(folder, launcher):
     variables = {"CONTAINER_IMAGE": "image.sif", "CONTAINER_MOUNTS": "/data", "CONTAINER_RUNTIME": "apptainer"}
-    status, output = dry_run(folder, launcher, "llama_7b_code_2k", **variables, PROLOGUE="prologue.sh", NODES=2)
+    status, output = printed(folder, launcher, "llama_7b_code_2k", **variables, PROLOGUE="prologue.sh", NODES=2)
     assert status == 0, output
     *prologue, check, train = map(on_a_node, commands(output))
     assert prologue[0][0] == "source"  # by the launcher itself, for the plan
@@ -74,7 +79,7 @@ def test_apptainer_starts_them_after_the_prologue(folder, launcher):
 
 def test_without_container_and_prologue_nothing_is_put_before_the_commands(folder):
     for launcher in ("slurm", "torchrun_hostfile", "deepspeed_no_ssh", "deepspeed_hostfile"):
-        status, output = dry_run(folder, launcher, "tiny")
+        status, output = printed(folder, launcher)
         assert status == 0 and not {"apptainer", "--container-image", WITH_PROLOGUE} & set(shlex.split(output))
 
 
@@ -91,7 +96,7 @@ def test_without_container_and_prologue_nothing_is_put_before_the_commands(folde
 )
 def test_what_cannot_be_started_is_one_line(folder, launcher, variables, reason):
     (folder / "bad.sh").write_text("(exit 3)\n")
-    status, output = dry_run(folder, launcher, "tiny", **{"CONTAINER_IMAGE": "i"} | variables)
+    status, output = printed(folder, launcher, **{"CONTAINER_IMAGE": "i"} | variables)
     (line,) = [line for line in output.splitlines() if ": error: " in line]
     assert status == 2 and reason in line
 

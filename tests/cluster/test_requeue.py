@@ -8,9 +8,6 @@ import sys
 import time
 
 import pytest
-
-pytest.importorskip("torch")
-
 from helpers.cluster_stand_ins import environment, install, slurm_job, tiny_run
 from helpers.datasets import ROOT
 from helpers.launching import steps
