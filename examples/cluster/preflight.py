@@ -25,6 +25,7 @@ from typing import Any
 
 from trainer.arguments import blend
 from trainer.checkpoints.save_folder import check_save, smallest_checkpoint
+from trainer.config import not_negative
 
 import megatron_bfp
 from megatron_bfp.commands.shared import Parser
@@ -148,6 +149,8 @@ def parse_arguments() -> argparse.Namespace:
     options = parser.parse_args()
     if not 0 <= options.node_rank < options.nodes:
         raise OptionError(f"--node-rank {options.node_rank}: not one of {options.nodes} nodes")
+    if options.all_reduce_mb is not None:
+        not_negative("--all-reduce-mb", options.all_reduce_mb)
     return options
 
 

@@ -39,12 +39,13 @@ def make_nodes(folder, count=3):
 
 
 def preflight(
-    nodes, *words, trainer="pretrain_gpt", port=None, starting=None, gpus=0, timeout=30, all_reduce_mb=0, **environments
+    nodes, *words, trainer="pretrain_gpt", port=None, starting=None, gpus=0, timeout=30, megabytes=0, **environments
 ):
     """Exit statuses and the outputs of the nodes.
 
     Args:
         words: options of the trainer, after the usual ones.
+        megabytes: of the all-reduce; 0 for none.
         environments: more variables for a node, by its letter.
     """
     port = port or free_port()
@@ -58,7 +59,7 @@ def preflight(
         "--timeout",
         str(timeout),
     ]
-    options += ["--gpus-per-node", str(gpus), "--vocab-size", "3", "--all-reduce-mb", str(all_reduce_mb)]
+    options += ["--gpus-per-node", str(gpus), "--vocab-size", "3", "--all-reduce-mb", str(megabytes)]
     trained = ["--trainer", trainer, *TRAINED, *(["--eod-token", "<eod>"] if trainer == "pretrain_gpt" else []), *words]
     processes = []
     for rank, node in enumerate(nodes if starting is None else nodes[:starting]):
