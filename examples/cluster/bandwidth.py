@@ -80,9 +80,11 @@ def judge(nodes: Sequence[dict[str, Any]], size: int, backend: str, seconds: flo
 
 def _problems(ranks: Sequence[Measurement], names: dict[int, str], seconds: float) -> list[str]:
     """Errors and ranks that did not come; without these, what those that came could not do."""
-    problems = [
-        f"all-reduce: {_named([measured.rank], names)} failed: {measured.error}" for measured in ranks if measured.error
-    ]
+    errors: dict[str, list[int]] = {}
+    for measured in ranks:
+        if measured.error:
+            errors.setdefault(measured.error, []).append(measured.rank)
+    problems = [f"all-reduce: {_named(failed, names)} failed: {error}" for error, failed in errors.items()]
     late = [measured for measured in ranks if measured.stage != "done" and not measured.error]
     if absent := [measured.rank for measured in late if measured.stage == "started"]:
         problems.append(f"all-reduce: {_named(absent, names)} did not come within {seconds:.0f} s")

@@ -60,7 +60,7 @@ def main() -> None:
         return
     trained = run_options(*trainer_and_words(options.trainer))
     findings = {"node": options.node_name, "rank": options.node_rank, **inspect(options, trained)}
-    agreed = meet(findings, options, options.timeout, lambda nodes: agreement(nodes, options))
+    agreed = meet(findings, options, options.timeout, lambda nodes: agreement(nodes, options), options.hosts)
     if size_of(options) and options.nodes * ranks_of_a_node(options) > 1:
         findings["measured"] = measure(options, agreed["store_port"])
         seconds = options.timeout + 2 * LEAVE_SECONDS  # others may still wait for their ranks
@@ -72,7 +72,7 @@ def meet(
     options: argparse.Namespace,
     seconds: float,
     judge: Callable[[list[dict[str, Any]]], dict[str, Any]],
-    names: Sequence[str] = (),
+    names: Sequence[str],
 ) -> dict[str, Any]:
     """Bring the findings of all nodes together; the node of rank 0 prints what it tells them. Call it on all nodes.
 
@@ -129,6 +129,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--node-name", default=socket.gethostname(), metavar="NAME", help="for messages (default: the host's)")
     add("--master-addr", required=True, metavar="HOST", help="the node of rank 0 (required)")
     add("--master-port", type=int, required=True, metavar="PORT", help="where it listens (required)")
+    add("--hosts", type=split_names, default=(), metavar="NAME,...", help="of all nodes, for messages (default: ranks)")
     add("--timeout", type=float, default=120, metavar="SECONDS", help="wait for other nodes (default: %(default)s)")
     add(
         "--all-reduce-mb",
@@ -149,9 +150,16 @@ def parse_arguments() -> argparse.Namespace:
     options = parser.parse_args()
     if not 0 <= options.node_rank < options.nodes:
         raise OptionError(f"--node-rank {options.node_rank}: not one of {options.nodes} nodes")
+    if options.hosts and len(options.hosts) != options.nodes:
+        raise OptionError(f"--hosts: {len(options.hosts)} names for {options.nodes} nodes")
     if options.all_reduce_mb is not None:
         not_negative("--all-reduce-mb", options.all_reduce_mb)
     return options
+
+
+def split_names(text: str) -> list[str]:
+    """Names with commas between them."""
+    return text.split(",")
 
 
 def inspect(options: argparse.Namespace, trained: RunOptions) -> dict[str, Any]:

@@ -61,14 +61,14 @@ def gather(
     options: argparse.Namespace,
     seconds: float,
     judge: Callable[[list[dict[str, Any]]], dict[str, Any]],
-    names: Sequence[str] = (),
+    names: Sequence[str],
 ) -> dict[str, Any]:
     """Listen on the master port, judge the findings of all nodes, and send them the answer.
 
     Args:
         seconds: to wait for the others.
         judge: makes the answer, which has "problems", of the findings of the nodes that came, by their rank.
-        names: of all nodes, if they are known.
+        names: of all nodes by their rank; empty if they are not known.
 
     Returns:
         The answer.
@@ -104,11 +104,11 @@ def gather(
 def _missing(nodes: list[dict[str, Any]], options: argparse.Namespace, seconds: float, names: Sequence[str]) -> str:
     """A line about the nodes that did not come."""
     came = {node["rank"]: node["node"] for node in nodes}
-    absent = ", ".join(name for rank, name in enumerate(names) if rank not in came)
+    absent = [names[rank] if names else f"rank {rank}" for rank in range(options.nodes) if rank not in came]
     return (
-        f"{options.nodes - len(nodes)} of {options.nodes} nodes did not report to {options.master_addr}:"
-        f"{options.master_port} within {seconds:.0f} s" + (f": {absent}" if absent else "")
-    ) + f"; these did: {', '.join(came.values())}"
+        f"{len(absent)} of {options.nodes} nodes did not report to {options.master_addr}:{options.master_port} within "
+        f"{seconds:.0f} s: {', '.join(absent)}; these did: {', '.join(came.values())}"
+    )
 
 
 def collect(

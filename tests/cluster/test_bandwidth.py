@@ -111,7 +111,7 @@ if "cluster.all_reduce_rank" in sys.orig_argv and sys.orig_argv[-6] == "{rank}":
     {what}
 """
 HANGING = "import time; time.sleep(1000)"
-CRASHING = "sys.exit('no driver')"
+CRASHING = "import os; print('no driver', file=sys.stderr, flush=True); os._exit(1)"
 SLOW = """import functools, threading, time
     def patch():
         while not hasattr(sys.modules.get("torch.distributed"), "batch_isend_irecv"):

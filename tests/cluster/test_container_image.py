@@ -21,6 +21,7 @@ except ImportError:  # Python 3.10, where pytest brings it
 CONTAINER = ROOT / "examples/cluster/container"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 BASE_TORCH = "2.13.0a0+5e0b2a1.nv26.9"  # as NVIDIA's images name theirs
+BASE_NUMPY = "2.2.6"
 
 
 def instructions():
@@ -101,7 +102,7 @@ def test_the_extras_without_torch_and_the_base_as_it_is(tmp_path):
 @pytest.mark.slow
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="the image has Python 3.12, and tomllib")
 def test_the_steps_install_everything_and_leave_torch_alone(tmp_path):
-    """In a new environment that has nothing but a torch that is in no package index."""
+    """In a new environment that has a torch that is in no package index, and a numpy that is not the newest."""
     environment_folder, folder, home = tmp_path / "venv", tmp_path / "opt", tmp_path / "home"
     subprocess.run([sys.executable, "-m", "venv", str(environment_folder)], check=True, timeout=120)
     site = environment_folder / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
@@ -109,6 +110,7 @@ def test_the_steps_install_everything_and_leave_torch_alone(tmp_path):
     folder.mkdir()
     environment = {"PATH": f"{environment_folder}/bin:/usr/bin:/bin", "HOME": str(home)}
     environment |= {name: value for name, value in os.environ.items() if name.startswith("PIP_")}
+    subprocess.run(["pip", "install", "--quiet", f"numpy=={BASE_NUMPY}"], env=environment, check=True, timeout=120)
     for name, words in instructions():
         if name == "COPY":
             *sources, target = words.split()
@@ -124,9 +126,10 @@ def test_the_steps_install_everything_and_leave_torch_alone(tmp_path):
     script = (
         "import torch, importlib.metadata as m; assert torch.IS_OF_THE_BASE; import tokenizers, tiktoken, pyarrow; "
     )
-    script += "print(*(m.version(name) for name in ('deepspeed', 'megatron-core', 'megatron-bfp')))"
+    script += "print(*(m.version(name) for name in ('deepspeed', 'megatron-core', 'numpy')))"
     done = subprocess.run(["python", "-c", script], env=environment, cwd=home, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[2] == BASE_NUMPY
     for package, version in zip(("deepspeed", "megatron-core"), done.stdout.split(), strict=False):
         lines = map(Requirement, PROJECT["optional-dependencies"]["deepspeed"])
         assert next(wanted for wanted in lines if wanted.name == package).specifier.contains(version)

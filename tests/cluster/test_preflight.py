@@ -15,7 +15,7 @@ pytest.importorskip("tokenizers")
 from cluster.indexes import is_built_at_start
 from cluster.options import run_options
 from cluster.preflight import inspect
-from cluster.rendezvous import GREETING, collect
+from cluster.rendezvous import GREETING, _missing, collect
 from helpers.datasets import documents_of, write
 from helpers.launching import ENVIRONMENT, free_port
 from helpers.preflight_nodes import TRAINED, make_node, make_nodes, preflight
@@ -139,7 +139,10 @@ def test_a_taken_port_is_found(nodes):
 def test_a_node_that_does_not_come_is_counted(nodes):
     statuses, outputs = preflight(nodes, starting=2, timeout=10)
     assert statuses == [2, 2]
-    assert "1 of 3 nodes did not report" in outputs[0] and "these did: node-a, node-b" in outputs[0]
+    assert "1 of 3 nodes did not report" in outputs[0] and ": rank 2; these did: node-a, node-b" in outputs[0]
+    assert _missing(
+        [{"rank": 1, "node": "b"}], argparse.Namespace(nodes=2, master_addr="a", master_port=1), 10.0, ["a", "b"]
+    ).endswith("10 s: a; these did: b")
 
 
 def problems_here(node, monkeypatch, *words, trainer="pretrain_gpt"):

@@ -2,7 +2,7 @@
 # What all launchers share: the recipe, the environment, the container, the trainer's options, the plan. They source it
 # after functions.sh and read_settings, with
 #
-#   NODES, MASTER_ADDR              set by the launcher
+#   NODES, MASTER_ADDR, [hosts]     set by the launcher: number of nodes, the first one, the names of all
 #   RECIPE [OPTIONS]                the launcher's arguments; OPTIONS go to the trainer unchanged. RECIPE may be a TOML file
 #                                   of all options, whose table [launch] holds the variables below; --print-config prints
 #                                   such a file for a recipe. Variables of the shell win over the file
@@ -78,6 +78,7 @@ trained=(--vocab-size "$vocab_size" --trainer "$TRAINER" "${options[@]}")
 preflight=("$examples/preflight.py" --nodes "$NODES" --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT"
     --gpus-per-node "$([ "$device" = cpu ] && echo 0 || echo "$GPUS_PER_NODE")"
     ${ALL_REDUCE_MB:+--all-reduce-mb "$ALL_REDUCE_MB"})
+[ -z "${hosts[*]-}" ] || preflight+=(--hosts "$(IFS=, && echo "${hosts[*]:0:NODES}")")
 plan=(python "$examples/plan_run.py" "$recipe" --nodes "$NODES" --gpus-per-node "$GPUS_PER_NODE" --device "$device")
 
 if [ "${DRY_RUN:-0}" != 0 ]; then
