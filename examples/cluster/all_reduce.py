@@ -15,6 +15,8 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
+from megatron_bfp.console import tell
+
 MEGABYTES = {"nccl": 256, "gloo": 16}
 """By default. Enough to measure bandwidth rather than latency, little enough to take a moment."""
 LEAVE_SECONDS = 5.0
@@ -80,8 +82,12 @@ def _result(rank: Rank) -> dict[str, Any]:
     has_ended = rank.process.poll() is not None
     rank.process.kill()
     status = rank.process.wait()
-    stages, errors = _lines(rank.output), _lines(rank.errors)
+    output, errors = _lines(rank.output), _lines(rank.errors)
+    stages = [line for line in output if line.startswith('{"rank"')]
     result = {"rank": rank.rank, "stage": "started", **(json.loads(stages[-1]) if stages else {})}
+    for line in output:
+        if line not in stages:  # NCCL's messages
+            tell(line)
     if has_ended and status:
         result["error"] = errors[-1] if errors else f"exit status {status}"
     return result

@@ -108,6 +108,7 @@ def test_one_rank_of_a_node_is_named_with_its_number():
 PATCHED = """
 import sys
 if "cluster.all_reduce_rank" in sys.orig_argv and sys.orig_argv[-6] == "{rank}":
+    print("NCCL INFO a message", flush=True)
     {what}
 """
 HANGING = "import time; time.sleep(1000)"
@@ -161,5 +162,6 @@ def test_a_rank_that_does_not_come_is_named(tmp_path, what, reason):
 def test_a_slow_node_is_named_by_real_exchanges(tmp_path):
     statuses, outputs = preflight(make_nodes(tmp_path, 4), megabytes=4, c=with_change(tmp_path, 2, SLOW))
     assert statuses == [0] * 4, outputs
+    assert outputs[1:] == ["", "NCCL INFO a message\n", ""]
     slow = [line for line in outputs[0].splitlines() if "slow: " in line]
     assert len(slow) == 1 and slow[0].startswith("preflight: slow: node node-c, 0.01 GB/s with its neighbours; other")

@@ -105,6 +105,14 @@ def test_megatron_deepspeed_is_stopped_by_the_signal_that_it_knows(tmp_path):
     assert [path.name for path in tmp_path.glob("got_*")] == ["got_SIGTERM"]
 
 
+def test_a_warning_before_training_starts_requeues_the_job(tmp_path):
+    """With preflight done, too: a trainer that starts now would not be warned."""
+    running = job(tmp_path, "preflight", AT_WARNING=0)
+    running.warn()
+    assert running.end() == (0, [REQUEUED])
+    assert "torchrun_node.sh" not in running.log.read_text()
+
+
 def test_slurm_is_asked_to_warn_the_script_alone():
     lines = (LAUNCH / "slurm.sh").read_text().splitlines()
     assert {"#SBATCH --signal=B:USR1@600", "#SBATCH --requeue", "#SBATCH --open-mode=append"} <= set(lines)

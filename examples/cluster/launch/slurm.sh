@@ -46,8 +46,14 @@ warned() {
 }
 [ -z "${SLURM_JOB_ID:-}" ] || trap warned USR1
 
-on_all_nodes() { # run a command once on each node; requeue the job if it was stopped by the warning
+requeue() {
+    run scontrol requeue "$SLURM_JOB_ID"
+    exit 0
+}
+
+on_all_nodes() { # run a command once on each node; requeue the job if the warning came before it, or stopped it
     local status step
+    [ -z "$is_warned" ] || requeue
     run srun --nodes "$NODES" --ntasks "$NODES" --ntasks-per-node 1 --kill-on-bad-exit=1 "${srun_args[@]}" \
         "${in_pyxis[@]}" "${on_node[@]}" "$@" &
     step=$!
@@ -56,10 +62,7 @@ on_all_nodes() { # run a command once on each node; requeue the job if it was st
         wait "$step" || status=$?
         [ -n "$is_interrupted" ] || break
     done
-    if [[ $is_warned && ($status != 0 || $status_when_stopped = 0) ]]; then
-        run scontrol requeue "$SLURM_JOB_ID"
-        exit 0
-    fi
+    [[ ! $is_warned || ($status = 0 && $status_when_stopped != 0) ]] || requeue
     [ "$status" = 0 ] || exit "$status"
 }
 source "$launch/common.sh"
