@@ -69,7 +69,8 @@ if [[ " $* " = *" --print-config "* ]]; then
     python "$script" "${options[@]}"
     settings write NODES="$NODES" GPUS_PER_NODE="$GPUS_PER_NODE" OUTPUT="$OUTPUT" HOSTFILE="${HOSTFILE:-}" \
         PROLOGUE="${PROLOGUE:-}" CONTAINER_IMAGE="${CONTAINER_IMAGE:-}" CONTAINER_MOUNTS="${CONTAINER_MOUNTS:-}" \
-        CONTAINER_RUNTIME="${CONTAINER_RUNTIME:-}" SRUN_ARGS="${SRUN_ARGS:-}" ALL_REDUCE_MB="${ALL_REDUCE_MB:-}" device="$device" vocab_size="$vocab_size"
+        CONTAINER_RUNTIME="${CONTAINER_RUNTIME:-}" SRUN_ARGS="${SRUN_ARGS:-}" ALL_REDUCE_MB="${ALL_REDUCE_MB:-}" \
+        device="$device" vocab_size="$vocab_size"
     exit 0
 fi
 
@@ -78,7 +79,7 @@ trained=(--vocab-size "$vocab_size" --trainer "$TRAINER" "${options[@]}")
 preflight=("$examples/preflight.py" --nodes "$NODES" --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT"
     --gpus-per-node "$([ "$device" = cpu ] && echo 0 || echo "$GPUS_PER_NODE")"
     ${ALL_REDUCE_MB:+--all-reduce-mb "$ALL_REDUCE_MB"})
-[ -z "${hosts[*]-}" ] || preflight+=(--hosts "$(IFS=, && echo "${hosts[*]:0:NODES}")")
+[ ${#hosts[@]} = 0 ] || preflight+=(--hosts "$(IFS=, && echo "${hosts[*]:0:NODES}")")
 plan=(python "$examples/plan_run.py" "$recipe" --nodes "$NODES" --gpus-per-node "$GPUS_PER_NODE" --device "$device")
 
 if [ "${DRY_RUN:-0}" != 0 ]; then

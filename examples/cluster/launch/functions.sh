@@ -2,6 +2,8 @@
 # Functions of all launchers: errors, settings, commands, and quoting words for other hosts.
 # shellcheck disable=SC2034  # words and hosts are read by the scripts that source this
 
+hosts=() # the names of the nodes, if the launcher knows them
+
 die() {
     printf '%s: error: %s\n' "$(basename "$0")" "$*" >&2
     exit 2
@@ -26,7 +28,7 @@ source_prologue() { # run PROLOGUE in this shell, if it is set
     [ "$status" = 0 ] || die "PROLOGUE=$PROLOGUE: ended with status $status on $HOSTNAME"
 }
 
-source_prologue_here() { # in the launcher, which needs python, unless pyxis will run it in a container without this host's
+source_prologue_here() { # in the launcher, which needs python; not if it is for pyxis' container
     [[ -n ${CONTAINER_IMAGE:-} && ${CONTAINER_RUNTIME:-${can_use_pyxis:+pyxis}} = pyxis ]] || source_prologue
 }
 

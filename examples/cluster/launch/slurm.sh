@@ -41,7 +41,7 @@ srun_args=("${words[@]}")
 is_warned='' is_interrupted=''
 warned() {
     is_warned=yes is_interrupted=yes
-    echo "slurm.sh: the time limit is near: the run saves and stops"
+    echo "slurm.sh: the time limit is near: stopping the run"
     scancel --signal="${stop_signal:-USR1}" "$SLURM_JOB_ID" || true # there may be no step yet
 }
 [ -z "${SLURM_JOB_ID:-}" ] || trap warned USR1
