@@ -164,7 +164,8 @@ def test_hostfile_launchers_train_across_nodes(tmp_path, launcher):
     pytest.importorskip("deepspeed")
     (tmp_path / "hosts").write_text("localhost slots=1\n127.0.0.1 slots=1\n")
     stand_ins = {"pdsh": PDSH, "ssh": "#!/usr/bin/env bash\n"}
-    train_on_two_nodes(tmp_path, LAUNCH / f"{launcher}.sh", stand_ins, HOSTFILE="hosts")
+    output = train_on_two_nodes(tmp_path, LAUNCH / f"{launcher}.sh", stand_ins, HOSTFILE="hosts", ALL_REDUCE_MB=1)
+    assert "preflight: all-reduce of 1.0 MB between 2 ranks on 2 nodes (gloo): " in output
 
 
 INTEGRATION = ROOT / "tests" / "integration"
