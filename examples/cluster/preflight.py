@@ -108,7 +108,7 @@ def agreement(nodes: list[dict[str, Any]], options: argparse.Namespace) -> dict[
 def measured_together(nodes: list[dict[str, Any]], options: argparse.Namespace) -> dict[str, Any]:
     """The answer to the measurements of the nodes."""
     problems, lines = judge(nodes, size_of(options), backend_of(options), options.timeout)
-    return {"problems": problems, "lines": lines}
+    return {"problems": compare(nodes) + problems, "lines": lines}
 
 
 def parse_arguments() -> argparse.Namespace:

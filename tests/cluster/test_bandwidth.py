@@ -1,5 +1,6 @@
 """The preflight's all-reduce: its bandwidth, and the names of ranks that are missing, slow or wrong."""
 
+import argparse
 import os
 import re
 
@@ -8,6 +9,7 @@ import pytest
 pytest.importorskip("tokenizers")
 
 from cluster.bandwidth import GB, Measurement, bus_bandwidth, exchange_rounds, judge, slow_parts
+from cluster.preflight import measured_together
 from helpers.launching import ENVIRONMENT
 from helpers.preflight_nodes import NODES, make_nodes, preflight
 
@@ -165,3 +167,12 @@ def test_a_slow_node_is_named_by_real_exchanges(tmp_path):
     assert outputs[1:] == ["", "NCCL INFO a message\n", ""]
     slow = [line for line in outputs[0].splitlines() if "slow: " in line]
     assert len(slow) == 1 and slow[0].startswith("preflight: slow: node node-c, 0.01 GB/s with its neighbours; other")
+
+
+def test_a_port_that_is_taken_in_the_meantime_is_a_problem():
+    """The nodes meet again on it after the all-reduce."""
+    options = argparse.Namespace(gpus_per_node=0, all_reduce_mb=1, timeout=5.0)
+    measured = node(NODES[0], (0, "done", {"seconds": 0.1})) | {"facts": {}, "problems": []}
+    assert measured_together([measured], options)["problems"] == []
+    taken = measured | {"problems": ["port 1 cannot be used"]}
+    assert measured_together([taken], options)["problems"] == ["node node-a: port 1 cannot be used"]
