@@ -127,7 +127,7 @@ def test_a_requeued_job_has_the_losses_of_one_that_was_never_stopped(tmp_path):
     for folder in folders:
         folder.mkdir()
     for folder in folders:
-        recipe, variables = tiny_run(folder, train_iters=60)
+        recipe, variables = tiny_run(folder, train_iters=30)
         variables |= slurm_job(folder) | {"SLURM_SUBMIT_DIR": ROOT}
         running = Job(folder, recipe, **variables)
         if folder.name == "warned":
@@ -135,12 +135,12 @@ def test_a_requeued_job_has_the_losses_of_one_that_was_never_stopped(tmp_path):
             running.warn()
             assert running.end(120) == (0, [REQUEUED]), running.log.read_text()[-5000:]
             stopped = len(steps(running.log.read_text()))
-            assert 2 <= stopped < 60 and (folder / f"run/checkpoints/iter_{stopped:07d}/complete.json").exists()
+            assert 2 <= stopped < 30 and (folder / f"run/checkpoints/iter_{stopped:07d}/complete.json").exists()
             running = Job(folder, recipe, **variables, SLURM_RESTART_COUNT=1)
         status, asked = running.end(200)
         assert status == 0 and len(asked) == (folder.name == "warned"), running.log.read_text()[-5000:]
         logs.append(running.log.read_text())
     whole, warned = map(steps, logs)
-    assert len(whole) == 60 and whole == warned
-    numbers = [int(number) for number in re.findall(r"iteration (\d+)/60 \| loss", logs[1])]
-    assert numbers == list(range(1, 61))  # none was trained twice
+    assert len(whole) == 30 and whole == warned
+    numbers = [int(number) for number in re.findall(r"iteration (\d+)/30 \| loss", logs[1])]
+    assert numbers == list(range(1, 31))  # none was trained twice
