@@ -5,7 +5,7 @@
 #   bash tests/lint.sh style scripts      some of them
 #
 #   style      ruff: lint and format
-#   scripts    shellcheck
+#   scripts    shellcheck, and hadolint for the Dockerfile
 #   types      mypy over the package
 set -euo pipefail
 shopt -s globstar
@@ -18,7 +18,8 @@ style() {
 
 scripts() {
     .venv/bin/shellcheck --external-sources --source-path=SCRIPTDIR --norc .ci/run {examples,tests}/**/*.sh
-    echo "shellcheck: no findings"
+    .venv/bin/hadolint examples/cluster/container/Dockerfile
+    echo "shellcheck and hadolint: no findings"
 }
 
 types() {

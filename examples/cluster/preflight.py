@@ -7,6 +7,8 @@ compares them: all nodes must have the same data and the same versions. A port t
 each other are reported too. Every node exits with status 0 if all is well, else with 2; the node of rank 0 prints a
 line for each problem, with the node's name.
 
+Then all GPUs of all nodes reduce some data together, or one CPU rank of each node does, and the bandwidth is printed.
+
 Fingerprints read a fixed amount of each file: its first and last 64 KiB and 256 blocks between them.
 """
 
@@ -17,11 +19,13 @@ import os
 import platform
 import socket
 from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from trainer.arguments import blend
 from trainer.checkpoints.save_folder import check_save, smallest_checkpoint
+from trainer.config import not_negative
 
 import megatron_bfp
 from megatron_bfp.commands.shared import Parser
@@ -34,11 +38,13 @@ from megatron_bfp.samples.vocabulary import check_sampled_ids
 from megatron_bfp.sequence_index.fingerprints import sampled_fingerprint
 from megatron_bfp.tokenizers.registry import TOKENIZER_TYPES, load_tokenizer
 
+from .all_reduce import LEAVE_SECONDS, backend_of, measure, ranks_of_a_node, size_of
+from .bandwidth import judge
 from .indexes import is_built_at_start, open_split
 from .memory import Model, num_parameters
 from .options import RunOptions, run_options, trainer_and_words
 from .recipe import vocab_size_of
-from .rendezvous import PreflightError, gather, report
+from .rendezvous import PreflightError, compare, gather, report
 
 PACKAGES = ("torch", "megatron-core", "deepspeed", "flash-attn", "transformer-engine", "numpy")
 
@@ -54,15 +60,55 @@ def main() -> None:
         return
     trained = run_options(*trainer_and_words(options.trainer))
     findings = {"node": options.node_name, "rank": options.node_rank, **inspect(options, trained)}
+    agreed = meet(findings, options, options.timeout, lambda nodes: agreement(nodes, options), options.hosts)
+    if size_of(options) and options.nodes * ranks_of_a_node(options) > 1:
+        findings["measured"] = measure(options, agreed["store_port"])
+        seconds = options.timeout + 2 * LEAVE_SECONDS  # others may still wait for their ranks
+        meet(findings, options, seconds, lambda nodes: measured_together(nodes, options), agreed["names"])
+
+
+def meet(
+    findings: dict[str, Any],
+    options: argparse.Namespace,
+    seconds: float,
+    judge: Callable[[list[dict[str, Any]]], dict[str, Any]],
+    names: Sequence[str],
+) -> dict[str, Any]:
+    """Bring the findings of all nodes together; the node of rank 0 prints what it tells them. Call it on all nodes.
+
+    Args:
+        seconds, judge, names: as for ``gather``.
+
+    Raises:
+        PreflightError: there are problems.
+    """
     if options.node_rank:
-        problems = report(findings, options)
+        answer = report(findings, options, seconds)
     else:
-        problems = gather(findings, options)
-    if problems:
-        lines = "\npreflight: error: ".join(problems)
+        answer = gather(findings, options, seconds, judge, names)
+    if answer["problems"]:
+        lines = "\npreflight: error: ".join(answer["problems"])
         raise PreflightError(lines if options.node_rank == 0 else "the node of rank 0 says why")
     if options.node_rank == 0:
-        print(f"preflight: {options.nodes} nodes agree: {', '.join(sorted(map(told, facts(findings))))}", flush=True)
+        for line in answer["lines"]:
+            print(f"preflight: {line}", flush=True)
+    return answer
+
+
+def agreement(nodes: list[dict[str, Any]], options: argparse.Namespace) -> dict[str, Any]:
+    """The answer to the findings of the nodes: what differs, and what they need for the all-reduce."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port = probe.getsockname()[1]
+    lines = [f"{options.nodes} nodes agree: {', '.join(sorted(map(told, facts(nodes[0]))))}"]
+    names = [node["node"] for node in nodes]
+    return {"problems": compare(nodes), "lines": lines, "store_port": port, "names": names}
+
+
+def measured_together(nodes: list[dict[str, Any]], options: argparse.Namespace) -> dict[str, Any]:
+    """The answer to the measurements of the nodes."""
+    problems, lines = judge(nodes, size_of(options), backend_of(options), options.timeout)
+    return {"problems": compare(nodes) + problems, "lines": lines}
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -83,7 +129,14 @@ def parse_arguments() -> argparse.Namespace:
     add("--node-name", default=socket.gethostname(), metavar="NAME", help="for messages (default: the host's)")
     add("--master-addr", required=True, metavar="HOST", help="the node of rank 0 (required)")
     add("--master-port", type=int, required=True, metavar="PORT", help="where it listens (required)")
+    add("--hosts", type=split_names, default=(), metavar="NAME,...", help="of all nodes, for messages (default: ranks)")
     add("--timeout", type=float, default=120, metavar="SECONDS", help="wait for other nodes (default: %(default)s)")
+    add(
+        "--all-reduce-mb",
+        type=int,
+        metavar="N",
+        help="MiB that the ranks reduce together; 0: none (default: 256 on GPUs, 16 on CPUs)",
+    )
     add("--gpus-per-node", type=int, required=True, metavar="N", help="0: train on CPUs, check no GPUs (required)")
     add("--vocab-size", required=True, metavar="N", help="of the tokenizer, for the size of a checkpoint (required)")
     parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)
@@ -97,7 +150,16 @@ def parse_arguments() -> argparse.Namespace:
     options = parser.parse_args()
     if not 0 <= options.node_rank < options.nodes:
         raise OptionError(f"--node-rank {options.node_rank}: not one of {options.nodes} nodes")
+    if options.hosts and len(options.hosts) != options.nodes:
+        raise OptionError(f"--hosts: {len(options.hosts)} names for {options.nodes} nodes")
+    if options.all_reduce_mb is not None:
+        not_negative("--all-reduce-mb", options.all_reduce_mb)
     return options
+
+
+def split_names(text: str) -> list[str]:
+    """Names with commas between them."""
+    return text.split(",")
 
 
 def inspect(options: argparse.Namespace, trained: RunOptions) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A recipe as options of the example trainer, read by bash as the launchers read it."""
+"""A recipe as options of the example trainer, read by bash as the launchers read it; or a TOML file of options."""
 
 import os
 import subprocess
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from megatron_bfp.errors import InputError
 
 from .options import RunOptions, run_options
+from .settings import read_settings
 
 EXAMPLES = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 SCRIPT = r"""
@@ -37,7 +38,7 @@ class Recipe:
 
 
 def read_recipe(path: str, words: Sequence[str] = ()) -> Recipe:
-    """Run a recipe in bash, as the launchers do, with the environment that they would have.
+    """Run a recipe in bash, as the launchers do, with the environment that they would have; or read a TOML file.
 
     Args:
         words: options that come after the recipe.
@@ -46,6 +47,10 @@ def read_recipe(path: str, words: Sequence[str] = ()) -> Recipe:
         InputError: it cannot be read.
         OptionError: the trainer would refuse the options.
     """
+    if path.endswith(".toml"):
+        settings, words = read_settings(path), ("--config", path, *words)
+        vocab_size = vocab_size_of(settings.get("vocab_size", ""))
+        return Recipe(settings.get("device", "gpu"), vocab_size, words, run_options("pretrain_gpt", words))
     command = ["bash", "-euc", SCRIPT, "recipe", EXAMPLES, path, *words]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:

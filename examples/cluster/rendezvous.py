@@ -1,7 +1,8 @@
 """How the nodes of a preflight meet: each sends its findings to the node of rank 0, which compares them and answers.
 
-A node sends one line of JSON with a greeting, its name, its rank, "facts" and "problems". The answer is one line of
-JSON with the problems of all nodes.
+A node sends one line of JSON with a greeting, its name, its rank, and what it has found: "facts" and "problems", later
+"measured". The answer is one line of JSON: "problems" of all nodes, and what else rank 0 tells them. The nodes meet
+twice, before and after the all-reduce.
 """
 
 import argparse
@@ -10,6 +11,7 @@ import json
 import socket
 import time
 from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from megatron_bfp.errors import BFPError
@@ -21,17 +23,20 @@ class PreflightError(BFPError):
     """The cluster is not ready; the message has a line for each problem."""
 
 
-def report(findings: dict[str, Any], options: argparse.Namespace) -> list[str]:
-    """Send this node's findings to the node of rank 0, and wait for its verdict.
+def report(findings: dict[str, Any], options: argparse.Namespace, seconds: float) -> dict[str, Any]:
+    """Send this node's findings to the node of rank 0, and wait for its answer.
+
+    Args:
+        seconds: to wait for it.
 
     Returns:
-        The problems of all nodes.
+        The answer, which has "problems".
 
     Raises:
         PreflightError: it does not answer.
     """
     address = f"{options.master_addr}:{options.master_port}"
-    end, answer, reason = time.monotonic() + options.timeout, "", "it closed the connection"
+    end, answer, reason = time.monotonic() + seconds, "", "it closed the connection"
     while time.monotonic() < end and not answer:
         try:
             with socket.create_connection((options.master_addr, options.master_port), timeout=5) as connection:
@@ -43,17 +48,30 @@ def report(findings: dict[str, Any], options: argparse.Namespace) -> list[str]:
         if not answer:
             time.sleep(0.2)  # rank 0 may start later
     try:
-        return json.loads(answer)["problems"]
+        decoded = json.loads(answer)
+        decoded["problems"]
+        return decoded
     except (ValueError, KeyError, TypeError):
         detail = f"another program answers there: {answer[:40]!r}" if answer else reason
         raise PreflightError(f"node {options.node_name}: no answer from rank 0 at {address}: {detail}") from None
 
 
-def gather(findings: dict[str, Any], options: argparse.Namespace) -> list[str]:
-    """Listen on the master port, compare the findings of all nodes, and send them the result.
+def gather(
+    findings: dict[str, Any],
+    options: argparse.Namespace,
+    seconds: float,
+    judge: Callable[[list[dict[str, Any]]], dict[str, Any]],
+    names: Sequence[str],
+) -> dict[str, Any]:
+    """Listen on the master port, judge the findings of all nodes, and send them the answer.
+
+    Args:
+        seconds: to wait for the others.
+        judge: makes the answer, which has "problems", of the findings of the nodes that came, by their rank.
+        names: of all nodes by their rank; empty if they are not known.
 
     Returns:
-        A line for each problem.
+        The answer.
     """
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # training binds the port again in a moment
@@ -64,31 +82,37 @@ def gather(findings: dict[str, Any], options: argparse.Namespace) -> list[str]:
         findings["problems"].append(
             f"port {options.master_port} cannot be used: {error.strerror}; choose another MASTER_PORT"
         )
-        return compare([findings])
+        return judge([findings])
     with listener:
-        connections, nodes = collect(listener, findings, options)
+        connections, nodes = collect(listener, findings, options, seconds)
         nodes.sort(key=lambda node: node["rank"])
-        problems = compare(nodes)
+        answer = judge(nodes)
         if len(nodes) < options.nodes:
-            names = ", ".join(node["node"] for node in nodes)
-            problems.append(
-                f"{options.nodes - len(nodes)} of {options.nodes} nodes did not report to {options.master_addr}:"
-                f"{options.master_port} within {options.timeout:.0f} s; these did: {names}"
-            )
+            answer["problems"].append(_missing(nodes, options, seconds, names))
         for connection in connections:
             with contextlib.suppress(OSError):  # a node that has gone
-                connection.sendall(json.dumps({"problems": problems}).encode() + b"\n")
+                connection.sendall(json.dumps(answer).encode() + b"\n")
         for connection in connections:
             # The other side closes first: the port of the one that does stays busy for a minute
             with contextlib.suppress(OSError):
                 connection.settimeout(5)
                 connection.recv(1)
             connection.close()
-    return problems
+    return answer
+
+
+def _missing(nodes: list[dict[str, Any]], options: argparse.Namespace, seconds: float, names: Sequence[str]) -> str:
+    """A line about the nodes that did not come."""
+    came = {node["rank"]: node["node"] for node in nodes}
+    absent = [names[rank] if names else f"rank {rank}" for rank in range(options.nodes) if rank not in came]
+    return (
+        f"{len(absent)} of {options.nodes} nodes did not report to {options.master_addr}:{options.master_port} within "
+        f"{seconds:.0f} s: {', '.join(absent)}; these did: {', '.join(came.values())}"
+    )
 
 
 def collect(
-    listener: socket.socket, findings: dict[str, Any], options: argparse.Namespace
+    listener: socket.socket, findings: dict[str, Any], options: argparse.Namespace, seconds: float
 ) -> tuple[list[socket.socket], list[dict[str, Any]]]:
     """Wait for the findings of the other nodes.
 
@@ -96,7 +120,7 @@ def collect(
         Open connections to them; the findings of all nodes.
     """
     connections, nodes = [], [findings]
-    end = time.monotonic() + options.timeout
+    end = time.monotonic() + seconds
     while len(nodes) < options.nodes and time.monotonic() < end:
         listener.settimeout(max(0.01, end - time.monotonic()))
         try:

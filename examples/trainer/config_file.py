@@ -1,12 +1,13 @@
 """A run's options in a TOML file: ``--config FILE`` reads one, ``--print-config`` writes one.
 
-Keys are the options' names with underscores, one a line, in any order and without tables::
+Keys are the options' names with underscores, one a line, in any order::
 
     num_layers = 24
     data_path = ["0.3", "A_text_document", "0.7", "B_text_document"]
     bf16 = true
 
-An option on the command line comes after the file and wins.
+An option on the command line comes after the file and wins. The table ``[launch]`` is the launchers'
+(``cluster.settings``); there are no other tables.
 
 Imports no torch.
 """
@@ -15,6 +16,7 @@ import dataclasses
 import difflib
 import json
 import sys
+from collections.abc import Collection
 from types import NoneType
 from typing import Any, get_args, get_type_hints
 
@@ -28,6 +30,8 @@ from megatron_bfp.errors import InputError, OptionError
 from .config import GROUPS, TrainerConfig, flags_of
 
 SET_BY_THE_LAUNCHER = "local_rank"
+LAUNCH = "launch"
+"""The table of the launchers' variables."""
 KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text in quotes"}
 
 
@@ -38,25 +42,37 @@ def read_config(path: str) -> list[str]:
         InputError: the file cannot be read, or is not TOML.
         OptionError: there is no such option, or its value is of another kind.
     """
-    try:
-        with open(path, "rb") as file:
-            values = tomllib.load(file)
-    except OSError as error:
-        raise InputError(f"--config {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"--config {path}: not TOML: {error}") from None
+    values = read_toml(path)
+    if isinstance(values.get(LAUNCH), dict):
+        del values[LAUNCH]
     fields = {field.name: field for field in dataclasses.fields(TrainerConfig) if field.name != SET_BY_THE_LAUNCHER}
     types = get_type_hints(TrainerConfig)
     words = []
     for name, value in values.items():
         if name not in fields:
-            raise OptionError(f"--config {path}: there is no option {name}{_similar(name, fields)}")
+            raise OptionError(f"--config {path}: there is no option {name}{similar(name, [*fields, LAUNCH])}")
         words += _words(path, fields[name], types[name], value)
     return words
 
 
-def _similar(name: str, fields: dict[str, Any]) -> str:
-    if isinstance(name, str) and (close := difflib.get_close_matches(name.replace("-", "_"), fields, n=1)):
+def read_toml(path: str) -> dict[str, Any]:
+    """The content of a TOML file.
+
+    Raises:
+        InputError: it cannot be read, or is not TOML.
+    """
+    try:
+        with open(path, "rb") as file:
+            return tomllib.load(file)
+    except OSError as error:
+        raise InputError(f"--config {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"--config {path}: not TOML: {error}") from None
+
+
+def similar(name: str, names: Collection[str]) -> str:
+    """For a message, the name that was probably meant; empty if none is close."""
+    if close := difflib.get_close_matches(name.replace("-", "_"), names, n=1):
         return f"; did you mean {close[0]}?"
     return ""
 
@@ -68,11 +84,20 @@ def _words(path: str, field: dataclasses.Field, kind: Any, value: Any) -> list[s
             return [flags_of(field)[0], *map(str, value)]
         raise OptionError(f"--config {path}: {field.name} must be a list of texts in quotes, got {value!r}")
     value_type = next((part for part in get_args(kind) if part is not NoneType), kind)
-    if not _is(value, value_type):
-        raise OptionError(f"--config {path}: {field.name} must be {KINDS[value_type]}, got {value!r}")
+    checked_kind(f"--config {path}: {field.name}", value, value_type)
     if value_type is bool:
         return [flags_of(field)[0]] if value else []
     return [f"{flags_of(field)[0]}={value}"]
+
+
+def checked_kind(name: str, value: Any, kind: type) -> None:
+    """Check that a value is of a kind.
+
+    Raises:
+        OptionError: it is not.
+    """
+    if not _is(value, kind):
+        raise OptionError(f"{name} must be {KINDS[kind]}, got {value!r}")
 
 
 def _is(value: Any, kind: type) -> bool:
@@ -90,11 +115,11 @@ def config_text(config: TrainerConfig) -> str:
         for field in dataclasses.fields(options):
             value = getattr(config, field.name)
             if value is not None and field.name != SET_BY_THE_LAUNCHER:
-                lines.append(f"{field.name} = {_toml(value)}")
+                lines.append(f"{field.name} = {toml_value(value)}")
     return "\n".join(lines[1:]) + "\n"
 
 
-def _toml(value: Any) -> str:
+def toml_value(value: Any) -> str:
     """A value as TOML writes it. JSON's texts and lists of texts are TOML's too."""
     if isinstance(value, bool):
         return "true" if value else "false"

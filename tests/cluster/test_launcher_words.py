@@ -241,7 +241,7 @@ def test_fault_C06_deepspeeds_configuration_follows_the_options(programs):
     record(programs, "deepspeed_no_ssh", *after_recipe, "--clip-grad", "0.5", "--zero-stage", "0", **variables)
     changed = {"train_batch_size": 512, "train_micro_batch_size_per_gpu": 4, "gradient_clipping": 0.5}
     assert json.loads(path.read_text()) == usual | changed | {"zero_optimization": {"stage": 0}}
-    assert sorted(os.listdir(path.parent)) == ["deepspeed.json", "hostfile-1"]
+    assert sorted(os.listdir(path.parent)) == ["deepspeed.json", "flight_recorder", "hostfile-1"]
 
 
 def test_fault_C06_a_trainer_that_is_not_there_is_named(programs):

@@ -16,6 +16,7 @@ from cluster.layout import Layout
 from cluster.plan import training_sequences
 from cluster.recipe import read_recipe
 from helpers import launching
+from helpers.cluster_stand_ins import PDSH, SCONTROL, SRUN, install, launch, tiny_run
 from helpers.datasets import ROOT
 from helpers.recipes import LAUNCH, RECIPES, commands, dry_run, training_options
 from trainer.arguments import parse_arguments
@@ -135,63 +136,12 @@ def test_the_environment_reaches_all_hosts_in_the_form_deepspeed_reads(folder):
     assert all(re.fullmatch(r"[A-Z_]+=\S+", line) for line in lines)  # it fails on comments and empty lines
 
 
-SRUN = """#!/usr/bin/env bash
-# As SLURM's: a task on each node, with SLURM's variables and none of torch's; the status of one that failed.
-while [[ $1 == --* ]]; do
-    case $1 in --nodes | --ntasks | --ntasks-per-node) shift 2 ;; *) shift ;; esac
-done
-unset RANK WORLD_SIZE LOCAL_RANK MASTER_ADDR MASTER_PORT
-status=0 tasks=()
-for ((node = 0; node < SLURM_NNODES; node++)); do
-    SLURM_NODEID=$node SLURM_PROCID=$node SLURM_LOCALID=0 SLURM_NTASKS=$SLURM_NNODES "$@" &
-    tasks+=($!)
-done
-for task in "${tasks[@]}"; do wait "$task" || status=$?; done
-exit $status
-"""
-SCONTROL = """#!/usr/bin/env bash
-[ "$*" = "show hostnames $SLURM_JOB_NODELIST" ] && printf 'localhost\\nlocalhost\\n'
-"""
-PDSH = """#!/usr/bin/env bash
-# As pdsh over ssh: the words joined, run by a shell on each host that knows nothing of this one's environment.
-while [[ $1 == -* ]]; do
-    case $1 in
-        -w) IFS=, read -ra hosts <<<"$2"; shift 2 ;;
-        -S) shift ;;
-        *) shift 2 ;;
-    esac
-done
-status=0 tasks=() number=0
-for host in "${hosts[@]}"; do
-    command="$*"
-    command=${command//%n/$number}
-    env -i HOME="$HOME" PATH=/usr/bin:/bin CUDA_VISIBLE_DEVICES= bash -c "${command//%%/%}" &
-    tasks+=($!) number=$((number + 1))
-done
-for task in "${tasks[@]}"; do wait "$task" || status=$?; done
-exit $status
-"""
-
-
 def train_on_two_nodes(folder, script, stand_ins, **variables):
-    """What a launcher prints that trains two steps of the tiny recipe, made smaller, on two nodes of one rank.
-
-    Both nodes are this host.
-    """
-    launching.make_corpus(folder)
-    for name, text in stand_ins.items():
-        (folder / name).write_text(text)
-        (folder / name).chmod(0o755)
-    recipe = folder / "two_steps.sh"
-    recipe.write_text(f'source "{RECIPES}/tiny.sh"\nseq_length=128\nsplit=90,5,5\ntrain_iters=2\nhidden_size=64\n')
-    settings = {"DATA_PATH": "data_text_document", "TOKENIZER_MODEL": "tokenizer.json", "EOD_TOKEN": "<eod>"}
-    settings |= {"MASTER_PORT": launching.free_port(), "GPUS_PER_NODE": 1, "OUTPUT": folder / "run"}
-    settings |= {"PATH": f"{folder}{os.pathsep}{launching.ENVIRONMENT['PATH']}", "CUDA_VISIBLE_DEVICES": ""} | variables
-    environment = launching.ENVIRONMENT | {name: str(value) for name, value in settings.items()}
-    command = ["bash", str(script), str(recipe)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=folder, timeout=200)
-    output = done.stdout + done.stderr
-    assert done.returncode == 0, output[-5000:]
+    """What a launcher prints that trains two steps of the tiny recipe, made smaller, on two nodes of one rank."""
+    install(folder, stand_ins)
+    recipe, settings = tiny_run(folder)
+    status, output = launch(folder, script, recipe, **settings | variables)
+    assert status == 0, output[-5000:]
     assert "preflight: 2 nodes agree" in output
     steps = re.findall(r"iteration (\d+)/2 \| loss", output)
     assert steps == ["1", "2"] and "consumed samples 32 " in output
@@ -214,7 +164,8 @@ def test_hostfile_launchers_train_across_nodes(tmp_path, launcher):
     pytest.importorskip("deepspeed")
     (tmp_path / "hosts").write_text("localhost slots=1\n127.0.0.1 slots=1\n")
     stand_ins = {"pdsh": PDSH, "ssh": "#!/usr/bin/env bash\n"}
-    train_on_two_nodes(tmp_path, LAUNCH / f"{launcher}.sh", stand_ins, HOSTFILE="hosts")
+    output = train_on_two_nodes(tmp_path, LAUNCH / f"{launcher}.sh", stand_ins, HOSTFILE="hosts", ALL_REDUCE_MB=1)
+    assert "preflight: all-reduce of 1.0 MB between 2 ranks on 2 nodes (gloo): " in output
 
 
 INTEGRATION = ROOT / "tests" / "integration"

@@ -5,8 +5,6 @@ import json
 import os
 import shutil
 import socket
-import subprocess
-import sys
 from collections import namedtuple
 
 import pytest
@@ -17,9 +15,10 @@ pytest.importorskip("tokenizers")
 from cluster.indexes import is_built_at_start
 from cluster.options import run_options
 from cluster.preflight import inspect
-from cluster.rendezvous import GREETING, collect
-from helpers.datasets import ROOT, documents_of, write
+from cluster.rendezvous import GREETING, _missing, collect
+from helpers.datasets import documents_of, write
 from helpers.launching import ENVIRONMENT, free_port
+from helpers.preflight_nodes import TRAINED, make_node, make_nodes, preflight
 from trainer.checkpoints.save_folder import smallest_checkpoint
 
 from megatron_bfp import IndexedDatasetError
@@ -27,68 +26,11 @@ from megatron_bfp.indexed_dataset.reader import IndexedDataset
 from megatron_bfp.sequence_index.builder import build
 from megatron_bfp.sequence_index.key import IndexKey, cached_index_directory
 
-NODES = ("node-a", "node-b", "node-c")
-
-
-def make_node(folder):
-    """What a node has: a dataset, its indexes, a tokenizer."""
-    from tokenizers import Tokenizer, models
-
-    folder.mkdir()
-    dataset = write(folder / "data", documents_of([7, 40, 12, 64, 3, 30, 9, 21, 5, 11]))
-    for first, end in ((0, 8), (8, 10)):
-        build(dataset, IndexKey(64, first, end), f"{dataset.prefix}.bfp")
-    tokenizer = Tokenizer(models.BPE({"a": 0, "b": 1} | {chr(0x100 + i): i for i in range(2, 203)}, []))
-    tokenizer.add_special_tokens(["<eod>"])
-    tokenizer.save(str(folder / "tokenizer.json"))
-
 
 @pytest.fixture
 def nodes(tmp_path):
     """Folders of three equal nodes."""
-    make_node(tmp_path / NODES[0])
-    for name in NODES[1:]:
-        shutil.copytree(tmp_path / NODES[0], tmp_path / name)
-    return [tmp_path / name for name in NODES]
-
-
-TRAINED = ("--num-layers", "2", "--hidden-size", "64", "--num-attention-heads", "4", "--micro-batch-size", "1")
-TRAINED += ("--train-iters", "2", "--data-path", "data", "--seq-length", "64", "--split", "80,20")
-TRAINED += ("--eval-interval", "1", "--tokenizer-model", "tokenizer.json")
-
-
-def preflight(nodes, *words, trainer="pretrain_gpt", port=None, starting=None, gpus=0, timeout=30, **environments):
-    """Exit statuses and the outputs of the nodes.
-
-    Args:
-        words: options of the trainer, after the usual ones.
-        environments: more variables for a node, by its letter.
-    """
-    port = port or free_port()
-    options = [
-        "--nodes",
-        str(len(nodes)),
-        "--master-addr",
-        "127.0.0.1",
-        "--master-port",
-        str(port),
-        "--timeout",
-        str(timeout),
-    ]
-    options += ["--gpus-per-node", str(gpus), "--vocab-size", "3"]
-    trained = ["--trainer", trainer, *TRAINED, *(["--eod-token", "<eod>"] if trainer == "pretrain_gpt" else []), *words]
-    processes = []
-    for rank, node in enumerate(nodes if starting is None else nodes[:starting]):
-        command = [sys.executable, str(ROOT / "examples/preflight.py"), *options]
-        command += ["--node-rank", str(rank), "--node-name", node.name, *trained]
-        environment = ENVIRONMENT | environments.get(node.name[-1], {})
-        processes.append(
-            subprocess.Popen(
-                command, cwd=node, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-            )
-        )
-    outputs = [process.communicate(timeout=60)[0] for process in processes]
-    return [process.returncode for process in processes], outputs
+    return make_nodes(tmp_path)
 
 
 def problems(result):
@@ -197,7 +139,10 @@ def test_a_taken_port_is_found(nodes):
 def test_a_node_that_does_not_come_is_counted(nodes):
     statuses, outputs = preflight(nodes, starting=2, timeout=10)
     assert statuses == [2, 2]
-    assert "1 of 3 nodes did not report" in outputs[0] and "these did: node-a, node-b" in outputs[0]
+    assert "1 of 3 nodes did not report" in outputs[0] and ": rank 2; these did: node-a, node-b" in outputs[0]
+    assert _missing(
+        [{"rank": 1, "node": "b"}], argparse.Namespace(nodes=2, master_addr="a", master_port=1), 10.0, ["a", "b"]
+    ).endswith("10 s: a; these did: b")
 
 
 def problems_here(node, monkeypatch, *words, trainer="pretrain_gpt"):
@@ -351,7 +296,7 @@ def test_another_program_that_connects_is_no_node():
         node = {"greeting": greeting, "node": greeting, "rank": 1, "facts": {}, "problems": []}
         connection.sendall(json.dumps(node).encode() + b"\n")
         connections.append(connection)
-    accepted, nodes = collect(listener, findings, options)
+    accepted, nodes = collect(listener, findings, options, 5.0)
     assert [node["node"] for node in nodes] == ["a", GREETING]
     for connection in (listener, *connections, *accepted):
         connection.close()

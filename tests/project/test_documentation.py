@@ -148,14 +148,18 @@ def test_fault_C13_python_snippets_run_as_they_stand(checkout):
     assert 4 < float(re.search(r"^loss ([\d.]+)$", "".join(outputs), re.MULTILINE)[1]) < 7  # about log(257)
 
 
-def test_fault_C13_the_trainer_takes_the_options_that_are_shown():
+def test_fault_C13_the_trainer_takes_the_options_that_are_shown(tmp_path):
     arguments = pytest.importorskip("trainer.arguments")
     (shown,) = [snippet for snippet in all_snippets() if snippet.text.startswith("deepspeed examples/pretrain_gpt.py")]
     options = arguments.parse_arguments(shlex.split(shown.text.replace("\\\n", " "))[2:])
     assert list(options.data_path) == ["0.3", "A_text_document", "0.7", "B_text_document"] and options.bf16
-    from trainer.config_file import config_text
+    from cluster.settings import read_settings
+    from trainer.config_file import config_text, read_config
 
-    (in_a_file,) = all_snippets("toml")
+    in_a_file, of_a_launcher = sorted(all_snippets("toml"), key=lambda snippet: "[launch]" in snippet.text)
+    (tmp_path / "run.toml").write_text(of_a_launcher.text)
+    assert read_config(str(tmp_path / "run.toml")) == ["--train-iters=143051"]
+    assert read_settings(str(tmp_path / "run.toml"))["GPUS_PER_NODE"] == "8"
     assert set(in_a_file.text.splitlines()) <= set(config_text(options).splitlines())
 
 

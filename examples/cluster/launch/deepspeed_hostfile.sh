@@ -7,12 +7,14 @@
 # common.sh.
 set -euo pipefail
 launch=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-HOSTFILE=${HOSTFILE:?set it to a file of lines such as: node-1 slots=8}
 source "$launch/functions.sh"
+read_settings "$@"
+HOSTFILE=${HOSTFILE:?set it to a file of lines such as: node-1 slots=8}
 read_hosts
 MASTER_ADDR=${MASTER_ADDR:-${hosts[0]}}
 source "$launch/common.sh"
 [ "$TRAINER" != megatron_lm ] || die "Megatron-LM starts with torchrun: use torchrun_hostfile.sh"
+[ ${#on_node[@]} = 0 ] || die "DeepSpeed starts processes without PROLOGUE and CONTAINER_IMAGE; use torchrun_hostfile.sh"
 
 if [ "${DRY_RUN:-0}" = 0 ]; then
     assignments >"$OUTPUT/deepspeed_env"

@@ -7,6 +7,8 @@
 # MASTER_ADDR is the name or address by which the other nodes reach the first one. For the other variables see common.sh.
 set -euo pipefail
 launch=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+source "$launch/functions.sh"
+read_settings "$@"
 NODES=${NODES:?set it to the number of nodes}
 NODE_RANK=${NODE_RANK:?set it to 0 on the first node, 1 on the next}
 MASTER_ADDR=${MASTER_ADDR:?set it to the name or address of the first node}
@@ -18,6 +20,7 @@ hostfile=$OUTPUT/hostfile-$NODE_RANK
 if [ "${DRY_RUN:-0}" = 0 ]; then
     printf "node-%d slots=$GPUS_PER_NODE\n" $(seq "$NODES") >"$hostfile"
 fi
-run python "${preflight[@]}" --node-rank "$NODE_RANK" "${trained[@]}"
-run deepspeed --hostfile "$hostfile" --no_ssh --node_rank "$NODE_RANK" --master_addr "$MASTER_ADDR" \
+# This script runs on each node, and has run the prologue
+run "${on_this_node[@]}" python "${preflight[@]}" --node-rank "$NODE_RANK" "${trained[@]}"
+run "${on_this_node[@]}" deepspeed --hostfile "$hostfile" --no_ssh --node_rank "$NODE_RANK" --master_addr "$MASTER_ADDR" \
     --master_port "$MASTER_PORT" ${module:+--module "$module"} "$script" "${options[@]}"

@@ -1,6 +1,8 @@
 # shellcheck shell=bash
-# Functions of all launchers: errors, commands, and quoting words for other hosts.
+# Functions of all launchers: errors, settings, commands, and quoting words for other hosts.
 # shellcheck disable=SC2034  # words and hosts are read by the scripts that source this
+
+hosts=() # the names of the nodes, if the launcher knows them
 
 die() {
     printf '%s: error: %s\n' "$(basename "$0")" "$*" >&2
@@ -12,6 +14,39 @@ run() { # print a command, and run it unless this is a dry run
     printf ' %q' "$@"
     printf '\n'
     [ "${DRY_RUN:-0}" != 0 ] || "$@"
+}
+
+source_prologue() { # run PROLOGUE in this shell, if it is set
+    local status=0
+    [ -n "${PROLOGUE:-}" ] || return 0
+    [ "${DRY_RUN:-0}" = 0 ] || printf '+ source %q\n' "$PROLOGUE"
+    [ -r "$PROLOGUE" ] || die "PROLOGUE=$PROLOGUE: cannot be read on $HOSTNAME"
+    set +eu # modules and conda use variables that are not set
+    # shellcheck source=/dev/null
+    source "$PROLOGUE" || status=$?
+    set -euo pipefail
+    [ "$status" = 0 ] || die "PROLOGUE=$PROLOGUE: ended with status $status on $HOSTNAME"
+}
+
+source_prologue_here() { # in the launcher, which needs python; not if it is for pyxis' container
+    [[ -n ${CONTAINER_IMAGE:-} && ${CONTAINER_RUNTIME:-${can_use_pyxis:+pyxis}} = pyxis ]] || source_prologue
+}
+
+read_settings() { # RECIPE: run the prologue, and set the variables of the table [launch] of a TOML file that are not set
+    local name value prologue=${PROLOGUE:-}
+    source_prologue_here
+    [[ ${1:-} = *.toml ]] || return 0
+    while IFS= read -rd '' name && IFS= read -rd '' value; do
+        [ -n "${!name:-}" ] || printf -v "$name" %s "$value"
+    done < <(settings read "$1")
+    wait $! || exit 2
+    [ "${PROLOGUE:-}" = "$prologue" ] || source_prologue_here
+}
+
+settings() { # the launchers' variables in a TOML file, which examples/cluster/settings.py reads and writes
+    local examples
+    examples=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+    PYTHONPATH=$examples:${examples%/*}${PYTHONPATH:+:$PYTHONPATH} python -m cluster.settings "$(basename "$0")" "$@"
 }
 
 split_words() { # split a text at spaces, tabs and line feeds (Windows' too) into the array words

@@ -8,8 +8,9 @@
 # common.sh.
 set -euo pipefail
 launch=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-HOSTFILE=${HOSTFILE:?set it to a file of lines such as: node-1 slots=8}
 source "$launch/functions.sh"
+read_settings "$@"
+HOSTFILE=${HOSTFILE:?set it to a file of lines such as: node-1 slots=8}
 read_hosts
 MASTER_ADDR=${MASTER_ADDR:-${hosts[0]}}
 source "$launch/common.sh"
@@ -25,6 +26,6 @@ on_all_nodes() { # start a command on each node, with the environment of this sh
     done
     run pdsh -S -R ssh -f "$NODES" -w "$(IFS=, && echo "${hosts[*]:0:NODES}")" "$remote"
 }
-on_all_nodes python "${preflight[@]}" "${trained[@]}"
-on_all_nodes bash "$launch/torchrun_node.sh" --nnodes "$NODES" --nproc-per-node "$GPUS_PER_NODE" \
+on_all_nodes "${on_node[@]}" python "${preflight[@]}" "${trained[@]}"
+on_all_nodes "${on_node[@]}" bash "$launch/torchrun_node.sh" --nnodes "$NODES" --nproc-per-node "$GPUS_PER_NODE" \
     --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" ${module:+-m "$module"} "$script" "${options[@]}"

@@ -17,6 +17,7 @@ if [ "$data_impl" != bfp ]; then
 fi
 
 module=megatron_bfp
+stop_signal=TERM # it does not save at SIGUSR1
 script=${MEGATRON_PATH:?set it to the checkout of Megatron-DeepSpeed}/pretrain_gpt.py
 options=(
     --num-layers "$num_layers" --hidden-size "$hidden_size" --ffn-hidden-size "$ffn_hidden_size"

@@ -1,6 +1,7 @@
 # shellcheck shell=bash disable=SC2034,SC2154  # between common.sh and the recipe
 # A recipe as options of Megatron-LM's pretrain_gpt.py, MEGATRON_PATH being its checkout.
 module=megatron_bfp
+status_when_stopped=0
 script=${MEGATRON_PATH:?set it to the checkout of Megatron-LM}/pretrain_gpt.py
 options=(
     --num-layers "$num_layers" --hidden-size "$hidden_size" --ffn-hidden-size "$ffn_hidden_size"
