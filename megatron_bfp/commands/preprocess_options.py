@@ -15,7 +15,7 @@ from ..preprocessing.executors.processes import run_in_processes
 from ..preprocessing.job import Job
 from ..preprocessing.plan import is_stream
 from ..preprocessing.readers.documents import STANDARD_INPUT
-from ..preprocessing.readers.input_files import BAD_DOCUMENTS_SUFFIX
+from ..preprocessing.readers.file_names import BAD_DOCUMENTS_SUFFIX
 from ..preprocessing.write import Executor
 from ..tokenizers.registry import TokenizerOptions
 from ..tokenizers.tiktoken import PATTERNS, TiktokenOptions

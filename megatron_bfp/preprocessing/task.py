@@ -42,6 +42,8 @@ class TaskSettings:
     keys: tuple[str, ...]
     tokenizer: TokenizerOptions
     skip_bad_documents: bool
+    text_unit: str | None = None
+    """As ``Job.text_unit``."""
 
 
 @dataclass
@@ -63,6 +65,8 @@ class TaskRecord:
     amount: Amount = field(default_factory=Amount)
     bad: list[tuple[int, BadDocument]] = field(default_factory=list)
     """Each with the index of its piece. Lines are counted from the piece's first."""
+    num_left_out: int = 0
+    """Records that hold no text: see ``readers.warc``."""
 
     @classmethod
     def empty(cls, num_keys: int, num_pieces: int, library: str, remark: str | None) -> "TaskRecord":
@@ -80,6 +84,7 @@ class TaskRecord:
             self.num_empty[key] += texts.num_empty
             self.num_tokens[key] += len(texts.tokens)
         self.num_lines[piece] += batch.num_lines
+        self.num_left_out += batch.num_left_out
         self.bad += [(piece, document) for document in tokenized.bad]
         num_tokens = sum(len(texts.tokens) for texts in tokenized.texts)
         amount = Amount(tokenized.num_documents, batch.num_bytes, num_tokens, input_bytes)
@@ -214,7 +219,7 @@ class TaskWork:
             writers = [stack.enter_context(IndexedDatasetWriter(path, dtype)) for path in paths]
             for number, piece in enumerate(pieces):
                 share_before = 0.0
-                for batch, share in read_batches(piece, keys):
+                for batch, share in read_batches(piece, keys, self._settings.text_unit):
                     tokenized = tokenize(batch, keys, tokenizer, template)
                     _compare(tokenizer, tokenized)
                     for writer, texts in zip(writers, tokenized.texts, strict=True):
