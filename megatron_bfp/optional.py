@@ -13,6 +13,8 @@ EXTRAS = {
     "backports": "preprocess",
     "pyarrow": "preprocess",
     "tqdm": "preprocess",
+    "fastwarc": "warc",
+    "fsspec": "remote",
     "matplotlib": "report",
     "tensorboard": "tensorboard",
     "ray": "ray",

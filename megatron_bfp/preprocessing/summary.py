@@ -108,7 +108,6 @@ def write_summary(
             "after": token_names(template.after, tokenizer),
         },
         "bad_documents": totals.num_bad,
-        "records_without_text": totals.num_left_out,
         "text_bytes": totals.text_bytes,
         "shards": totals.num_tasks,
         "shards_by_library": dict(totals.libraries),
@@ -117,6 +116,8 @@ def write_summary(
         "run": identity,
         "version": __version__,
     }
+    if totals.num_left_out:
+        summary["records_without_text"] = totals.num_left_out
     path = job.prefix + SUMMARY_SUFFIX
     try:
         write_whole(path, json.dumps(summary, indent=2).encode())
@@ -139,7 +140,7 @@ def finished_datasets(job: Job, identity: dict[str, Any]) -> list[WrittenDataset
                 IndexedDataset(prefix),
                 dataset["empty_documents"],
                 summary["bad_documents"],
-                summary.get("records_without_text", 0),  # earlier versions read no such records
+                summary.get("records_without_text", 0),
             )
             for prefix, dataset in zip(job.dataset_prefixes, described, strict=True)
         ]

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
+from typing import Any
 
 from ..errors import InputError
 from ..files import sync_file, write_whole
@@ -72,6 +73,11 @@ class TaskRecord:
     def empty(cls, num_keys: int, num_pieces: int, library: str, remark: str | None) -> "TaskRecord":
         """The record of a task that has just begun."""
         return cls([0] * num_keys, [0] * num_keys, [0] * num_keys, [0] * num_pieces, library, remark)
+
+    def as_json(self) -> dict[str, Any]:
+        """Its fields. Earlier versions, which may finish the job, do not know ``num_left_out``."""
+        values = asdict(self)
+        return values if self.num_left_out else {name: values[name] for name in values if name != "num_left_out"}
 
     def add(self, piece: int, batch: Batch, tokenized: TokenizedBatch, input_bytes: float) -> Amount:
         """Count a batch of a piece.
@@ -181,7 +187,7 @@ class TaskWork:
         with self._disk_errors_as_ours(), self._unfinished:
             for writer in self._writers:
                 writer.finalize()
-            write_whole(os.path.join(self._temporary, RECORD), json.dumps(asdict(self._record)).encode())
+            write_whole(os.path.join(self._temporary, RECORD), json.dumps(self._record.as_json()).encode())
             sync_file(self._temporary)
             try:
                 os.rename(self._temporary, self._target)
