@@ -69,9 +69,7 @@ def refuse_megatron_options(options: argparse.Namespace) -> None:
         if getattr(options, _attribute(name)):
             raise OptionError(f"{name}: {why}")
     if options.dataset_impl != DATASET_IMPLS[0]:
-        raise OptionError(
-            f"--dataset-impl {options.dataset_impl}: only mmap is written, Megatron's format"
-        )
+        raise OptionError(f"--dataset-impl {options.dataset_impl}: only mmap is written, Megatron's format")
 
 
 def megatron_options_without_effect(options: argparse.Namespace) -> Iterator[str]:

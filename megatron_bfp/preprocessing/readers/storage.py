@@ -14,7 +14,7 @@ import stat
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, BinaryIO, NamedTuple
 
 from ...errors import BFPError, InputError, OptionError
@@ -142,10 +142,11 @@ def named_objects(value: str) -> list[NamedObject]:
     """
     store, key = _file_system(value)
     with _as_ours(value, "cannot be listed"):
-        if glob.has_magic(key) and not store.exists(key):
+        matches = {}
+        with suppress(FileNotFoundError):
+            matches = {key: store.info(key)}
+        if not matches and glob.has_magic(key):
             matches = store.glob(key, detail=True)
-        else:
-            matches = {key: store.info(key)} if store.exists(key) else {}
         if not matches:
             what = "no object matches this pattern" if glob.has_magic(key) else "no such object or folder"
             raise OptionError(f"--input {Location(value).name}: {what}")
