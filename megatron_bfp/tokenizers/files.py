@@ -13,6 +13,9 @@ FORMS = {
     "TikTokenizer": "a tiktoken vocabulary",
 }
 """Tokenizer type -> what its file is."""
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+FILE_ENDINGS = (".json", ".model", ".tiktoken", ".txt")
+"""A name with one of these is a file's, not one on the Hugging Face Hub."""
 SENTENCEPIECE_START = re.compile(rb"\x0a[\x00-\x7f]\x0a", re.DOTALL)
 """Of a serialised ``ModelProto``: a short field 1, the first piece, which begins with its field 1, the text."""
 TIKTOKEN_LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d+\r?\n")
@@ -31,7 +34,8 @@ def read_tokenizer_file(path: str, option: str = "--tokenizer-model") -> bytes:
         with open(path, "rb") as file:
             return file.read()
     except FileNotFoundError:
-        raise OptionError(f"{option} {path}: No such file or folder") from None
+        hint = hub_hint(path) if is_hub_name(path) else ""
+        raise OptionError(f"{option} {path}: No such file or folder{hint}") from None
     except IsADirectoryError:
         raise OptionError(f"{option} {path}: is a folder; give the tokenizer's file{_in(path)}") from None
     except OSError as error:
@@ -79,6 +83,19 @@ def type_of(content: bytes) -> str | None:
     if isinstance(parsed, dict) and isinstance(parsed.get("model"), dict) and "vocab" in parsed["model"]:
         return "HuggingFaceTokenizer"
     return None
+
+
+def is_hub_name(path: str) -> bool:
+    """Whether a path is no file or folder, and has the form of a name on the Hugging Face Hub."""
+    return not os.path.lexists(path) and HUB_NAME.fullmatch(path) is not None and not path.endswith(FILE_ENDINGS)
+
+
+def hub_hint(name: str) -> str:
+    """What to do if a name on the Hub is not looked up, or cannot be."""
+    return (
+        ". If it is a name of the Hugging Face Hub, download it and give its tokenizer: "
+        f"hf download {name} --include 'tokenizer*' --local-dir {os.path.basename(name)}"
+    )
 
 
 def _in(folder: str) -> str:

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import OptionError
-from .files import file_in_folder, not_of_type
-from .hub import downloaded, is_hub_name
+from .files import file_in_folder, is_hub_name, not_of_type
+from .hub import downloaded
 from .interface import Tokenizer, TokenizingError, first_line, has_no_eod, library_errors
 from .long_texts import encode_in_parts
 
