@@ -15,6 +15,7 @@ EXTRAS = {
     "tqdm": "preprocess",
     "fastwarc": "warc",
     "fsspec": "remote",
+    "huggingface_hub": "remote",
     "matplotlib": "report",
     "tensorboard": "tensorboard",
     "ray": "ray",
