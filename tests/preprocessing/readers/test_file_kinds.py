@@ -85,7 +85,6 @@ def database(folder):
 
 RANDOM = random.Random(1)
 KINDS = {
-    "arrow, compressed": (lambda _: gzip.compress(arrow(pyarrow.ipc.new_stream)), "is Arrow, which is read from files"),
     "orc": (lambda _: orc(), "an ORC file"),
     "feather 1": (lambda _: feather(1), "a Feather file"),
     "lz4": (lambda _: b"\x04\x22\x4d\x18\x64\x40\xa7" + LINES, "lz4"),
@@ -136,7 +135,14 @@ def test_fault_A11_a_file_of_another_kind_is_named(tmp_path, kind):
         assert reason in str(error.value)
 
 
-@pytest.mark.parametrize("name", [None, "arrow stream", "lzma", "random", "csv", "pretty"])
+@pytest.mark.parametrize("kind", [pyarrow.ipc.new_stream, pyarrow.ipc.new_file])
+def test_arrow_is_not_read_from_a_compressed_file(tmp_path, kind):
+    (tmp_path / "a.arrow.gz").write_bytes(gzip.compress(arrow(kind)))
+    with pytest.raises(InputError, match="a.arrow.gz: is Arrow, which is read from files that are not compressed"):
+        list(read_batches(Piece(str(tmp_path / "a.arrow.gz"), 1000), ["text"]))
+
+
+@pytest.mark.parametrize("name", [None, "zip", "lzma", "random", "csv", "pretty"])
 @pytest.mark.parametrize("is_skipping", [False, True])
 def test_fault_A11_it_stops_the_job_whether_bad_documents_are_skipped_or_not(
     tmp_path, tokenizer_file, monkeypatch, capsys, name, is_skipping
