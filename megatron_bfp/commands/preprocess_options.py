@@ -217,7 +217,7 @@ def _add_tiktoken(group: Options) -> None:
 
 def _add_gpt2(group: Options) -> None:
     for option, text in (("--vocab-file", "its vocab.json"), ("--merge-file", "its merges.txt")):
-        group.add_argument(option, metavar="PATH", help=f"{text}; needed for this type (default: none)")
+        group.add_argument(option, metavar="PATH", help=f"{text} (default: in the folder --tokenizer-model)")
 
 
 def _add_index(group: Options) -> None:
@@ -309,11 +309,12 @@ def _check_part(options: argparse.Namespace) -> None:
 
 def _check_tokenizer(options: argparse.Namespace) -> None:
     """Refuse a type that cannot be used, and a tokenizer whose files are not all named."""
-    if same_type(options.tokenizer_type) != GPT2:
-        if not options.tokenizer_model:
-            raise OptionError("--tokenizer-model is needed with --input")
-    elif not (options.vocab_file and options.merge_file):
-        raise OptionError(f"--tokenizer-type {GPT2}: needs --vocab-file and --merge-file")
+    if same_type(options.tokenizer_type) == GPT2:
+        both = options.vocab_file and options.merge_file
+        if not (both or (options.tokenizer_model and not options.vocab_file and not options.merge_file)):
+            raise OptionError(f"--tokenizer-type {GPT2}: needs --vocab-file and --merge-file, or --tokenizer-model")
+    elif not options.tokenizer_model:
+        raise OptionError("--tokenizer-model is needed with --input")
 
 
 def _check_keys(keys: Sequence[str]) -> None:
@@ -336,7 +337,7 @@ def job_of(options: argparse.Namespace, paths: Sequence[str]) -> Job:
     tokenizer_type = same_type(options.tokenizer_type)
     tokenizer = TokenizerOptions(
         tokenizer_type,
-        options.vocab_file if tokenizer_type == GPT2 else options.tokenizer_model,
+        options.vocab_file if tokenizer_type == GPT2 and options.vocab_file else options.tokenizer_model,
         options.eod_token,
         options.append_eod,
         _tiktoken_options(options),

@@ -231,7 +231,7 @@ def add_tokenizer(options: Options, without: str = "", required: bool = False) -
     Args:
         without: what is done without a tokenizer, if it can be left out.
     """
-    model = "a tokenizer.json or its folder, a SentencePiece model or a tiktoken file"
+    model = "a tokenizer.json, its folder or a name on the Hugging Face Hub; a SentencePiece model; a tiktoken file"
     options.add_argument(
         "--tokenizer-type",
         default="HuggingFaceTokenizer",

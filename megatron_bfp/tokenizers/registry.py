@@ -1,5 +1,6 @@
 """Tokenizers by Megatron's names for them. Each treats text as text: see ``interface``."""
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -51,7 +52,7 @@ def load_tokenizer(
 
     Args:
         path: ``--tokenizer-model``, or ``--vocab-file`` of a GPT2BPETokenizer.
-        merge_file: ``--merge-file`` of a GPT2BPETokenizer.
+        merge_file: ``--merge-file`` of a GPT2BPETokenizer. Without it, ``path`` is a folder that holds both.
 
     Raises:
         OptionError: there is no such type; or as the type's class.
@@ -59,7 +60,7 @@ def load_tokenizer(
     tokenizer_type = same_type(tokenizer_type)
     if tokenizer_type == "GPT2BPETokenizer":
         if merge_file is None:
-            raise OptionError("--tokenizer-type GPT2BPETokenizer: needs --vocab-file and --merge-file")
+            path, merge_file = os.path.join(path, "vocab.json"), os.path.join(path, "merges.txt")
         return GPT2BPETokenizer(path, merge_file, eod_token, needs_eod, bos_token=bos_token)
     if tokenizer_type == "TikTokenizer":
         return TikTokenizer(path, eod_token, needs_eod, tiktoken, bos_token)

@@ -84,6 +84,9 @@ def test_the_command_takes_both_files(call, gpt2_files, tmp_path):
     assert dataset.tokens(0, dataset.num_tokens)[-1] == eod
     with pytest.raises(OptionError, match="--tokenizer-type GPT2BPETokenizer: needs --vocab-file and --merge-file"):
         call("--tokenizer-type", "GPT2BPETokenizer", *files[:2], output="other")
+    _, of_files = call("--tokenizer-type", "GPT2BPETokenizer", *files, output="files")
+    folder = ["--tokenizer-model", os.path.dirname(gpt2_files[0])]
+    assert call("--tokenizer-type", "GPT2BPETokenizer", *folder, output="folder")[1] == of_files
     with pytest.raises(OptionError, match="--tokenizer-model is needed with --input"):
         call(*files, output="other")
     for index, option in ((1, "--vocab-file"), (3, "--merge-file")):
