@@ -47,8 +47,8 @@ def add_megatron_options(group: "argparse._ArgumentGroup") -> None:
         if option.metavar is None:
             group.add_argument(name, action="store_true", help=text)
         else:
-            more = {"nargs": "+"} if option.is_list else {}
-            group.add_argument(name, metavar=option.metavar, help=f"{text} (default: none)", **more)
+            nargs = "+" if option.is_list else None
+            group.add_argument(name, metavar=option.metavar, nargs=nargs, help=f"{text} (default: none)")
     group.add_argument(
         "--dataset-impl",
         choices=DATASET_IMPLS,

@@ -43,8 +43,9 @@ class GPT2BPETokenizer(HuggingFaceTokenizer):
 
 
 def _vocabulary(path: str) -> dict[str, int]:
+    content = read_tokenizer_file(path, "--vocab-file")
     try:
-        vocabulary = json.loads(read_tokenizer_file(path, "--vocab-file"))
+        vocabulary = json.loads(content)
     except ValueError as error:
         raise OptionError(f"--vocab-file {path}: is not JSON: {error}") from None
     if not isinstance(vocabulary, dict) or not all(isinstance(number, int) for number in vocabulary.values()):
@@ -53,8 +54,9 @@ def _vocabulary(path: str) -> dict[str, int]:
 
 
 def _merges(path: str) -> list[list[str]]:
+    content = read_tokenizer_file(path, "--merge-file")
     try:
-        lines = read_tokenizer_file(path, "--merge-file").decode("utf-8").split("\n")
+        lines = content.decode("utf-8").split("\n")
     except UnicodeDecodeError:
         raise OptionError(f"--merge-file {path}: is not UTF-8") from None
     if lines[0].startswith("#version"):

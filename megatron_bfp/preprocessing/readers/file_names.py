@@ -8,6 +8,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 
 from ...errors import InputError
 from .documents import Location
@@ -33,6 +34,22 @@ OWN_FILE = f"written by this tool: *{BAD_DOCUMENTS_SUFFIX}, *{SUMMARY_SUFFIX}"
 OMITTED_FOLDER = "in folders named .*, _*, *.bfp or *.shards"
 LOOP = "links back to a folder that holds them"
 OF_DATASETS = "of a folder of Hugging Face datasets, and no rows of it"
+
+
+@dataclass
+class LeftOut:
+    """The files that are left out for one reason."""
+
+    reason: str
+    first: str
+    """Path of a file or folder."""
+    num_files: int = 0
+
+    def __str__(self) -> str:
+        files = "link" if self.reason == LOOP else "other file"
+        number = f"{self.num_files} {files}{'' if self.num_files == 1 else 's'}"
+        more = "" if self.num_files == 1 else " ..."
+        return f"{number} in the folders given not read ({self.reason}): {Location(self.first).name}{more}"
 
 
 def has_json_name(path: str) -> bool:

@@ -32,27 +32,12 @@ from .file_names import (
     OF_DATASETS,
     OMITTED_FOLDER,
     OWN_FOLDERS,
+    LeftOut,
     others_of_datasets,
     reason_to_leave,
     reason_to_leave_below,
 )
 from .storage import is_remote, named_objects, opened
-
-
-@dataclass
-class LeftOut:
-    """The files that are left out for one reason."""
-
-    reason: str
-    first: str
-    """Path of a file or folder."""
-    num_files: int = 0
-
-    def __str__(self) -> str:
-        files = "link" if self.reason == LOOP else "other file"
-        number = f"{self.num_files} {files}{'' if self.num_files == 1 else 's'}"
-        more = "" if self.num_files == 1 else " ..."
-        return f"{number} in the folders given not read ({self.reason}): {Location(self.first).name}{more}"
 
 
 @dataclass(frozen=True)
@@ -136,8 +121,11 @@ def _objects_of(value: str, omissions: Omissions, is_text_read: bool) -> list[st
 
 
 def _content(path: str) -> bytes:
-    with opened(path, is_read_ahead=False) as file:
-        return file.read()
+    try:
+        with opened(path, is_read_ahead=False) as file:
+            return file.read()
+    except OSError as error:
+        raise _unreadable(path, error) from None
 
 
 def _matches(pattern: str, omissions: Omissions, is_text_read: bool) -> list[str]:
