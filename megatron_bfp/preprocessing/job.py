@@ -102,9 +102,10 @@ def difference(before: dict[str, Any], now: dict[str, Any]) -> str:
     """The first difference between two jobs' identities, in words and with both values."""
     if before.get("folder_format") != now.get("folder_format"):
         return "it is another version's, which keeps its work in another form"
-    for name in now:
-        if name != "inputs" and before.get(name) != now[name]:
-            return "it differs in {} ({} before, {} now)".format(*_first_difference(name, before.get(name), now[name]))
+    for name in now | before:
+        values = before.get(name), now.get(name)
+        if name != "inputs" and values[0] != values[1]:
+            return "it differs in {} ({} before, {} now)".format(*_first_difference(name, *values))
     changes = f"its inputs have changed: {InputChanges.between(before.get('inputs', []), now.get('inputs', []))}"
     if now.get("part") is not None:
         changes += ". All jobs with --shard-index must read the same input, so do this in each of them"
