@@ -12,7 +12,7 @@ The plan depends only on the inputs' sizes, not on the number of workers. A job 
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import accumulate, zip_longest
 from pathlib import Path
 
 from ..errors import InputError
@@ -24,7 +24,7 @@ from .readers.file_kinds import CHECKED_BYTES, check_text
 from .readers.inputs import START_BYTES, Piece, start_of, stream_batches, text_unit_of
 from .readers.jsonl import check_lines
 from .readers.plain_text import LINE
-from .readers.storage import is_stream, opened, size_of
+from .readers.storage import is_stream, of_objects, opened, size_of
 
 SMALL_TASK, LARGEST_TASK = 32 << 20, 256 << 20
 """Bytes of input: enough that starting a task costs nothing, few enough that little is lost with one."""
@@ -117,13 +117,16 @@ def grouped(pieces: Iterable[Piece], left: int) -> Iterator[list[Piece]]:
 
 
 def _pieces(paths: Sequence[str], segment_folder: str, left: int, text_unit: str | None) -> Iterator[Piece]:
+    before = dict(zip(paths, accumulate(map(size_of, paths), initial=0)))  # bytes of the inputs before each
+    planned = of_objects(lambda url: list(_file_pieces(url, left - before[url], text_unit)), paths)
     for number, path in enumerate(paths):
         try:
-            if is_stream(path):
+            if path in planned:
+                yield from planned[path]
+            elif is_stream(path):
                 yield from _segments(path, os.path.join(segment_folder, f"segment-{number}"), text_unit)
             else:
-                yield from _file_pieces(path, left, text_unit)
-                left -= size_of(path)
+                yield from _file_pieces(path, left - before[path], text_unit)
         except OSError as error:
             raise InputError(f"{Location(path).name}: cannot be read: {error.strerror or error}") from None
 

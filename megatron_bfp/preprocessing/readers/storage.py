@@ -12,10 +12,10 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 from ...errors import BFPError, InputError, OptionError
 from .documents import STANDARD_INPUT, Location
@@ -38,6 +38,9 @@ REQUESTS = 16
 """At once, for the sizes of objects."""
 VERSIONS = ("ETag", "etag", "generation", "blob_id", "LastModified", "last_modified", "mtime", "updated")
 """What a store calls the version of an object's content, the surest first."""
+
+
+Value = TypeVar("Value")
 
 
 class FileStatus(NamedTuple):
@@ -70,13 +73,18 @@ def statuses(paths: Sequence[str]) -> list[FileStatus]:
         InputError: an input cannot be read.
         OptionError: the package for a store is not installed.
     """
-    remote = [path for path in paths if is_remote(path)]
-    if remote:
-        for path in remote[:1]:
-            _file_system(path)  # imported by one thread
-        with ThreadPoolExecutor(REQUESTS) as threads:  # which end before any process is forked
-            _known.update(zip(remote, threads.map(_object_status, remote), strict=True))
+    _known.update(of_objects(_object_status, paths))
     return [_known[path] if is_remote(path) else _file_status(path) for path in paths]
+
+
+def of_objects(function: Callable[[str], Value], paths: Sequence[str]) -> dict[str, Value]:
+    """What a function of a URL gives for each object among the inputs, called in ``REQUESTS`` threads."""
+    remote = [path for path in paths if is_remote(path)]
+    if not remote:
+        return {}
+    _file_system(remote[0])  # imported by one thread
+    with ThreadPoolExecutor(REQUESTS) as threads:  # which end before any process is forked
+        return dict(zip(remote, threads.map(function, remote), strict=True))
 
 
 def size_of(path: str) -> int:
