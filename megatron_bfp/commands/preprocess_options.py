@@ -21,7 +21,7 @@ from ..preprocessing.megatron_options import (
 from ..preprocessing.readers.documents import STANDARD_INPUT
 from ..preprocessing.readers.file_names import BAD_DOCUMENTS_SUFFIX
 from ..preprocessing.readers.plain_text import UNITS
-from ..preprocessing.readers.storage import is_remote, is_stream
+from ..preprocessing.readers.storage import is_stream
 from ..preprocessing.write import Executor
 from ..tokenizers.registry import OTHER_NAMES, TokenizerOptions, same_type
 from ..tokenizers.tiktoken import PATTERNS, TiktokenOptions
@@ -132,10 +132,10 @@ def _add_all(parser: argparse.ArgumentParser, required: bool) -> None:
     """Add all options, in groups.
 
     Args:
-        required: whether the options that name input, output and tokenizer must be given.
+        required: whether the options that name input and output must be given.
     """
     _add_documents(parser.add_argument_group("documents to a dataset"), required)
-    _add_tokens(parser.add_argument_group("tokenizer"), required)
+    _add_tokens(parser.add_argument_group("tokenizer"))
     _add_tiktoken(parser.add_argument_group("tokenizers of type TikTokenizer"))
     _add_gpt2(parser.add_argument_group(f"tokenizers of type {GPT2}"))
     _add_index(parser.add_argument_group("sequence indexes"))
@@ -180,7 +180,7 @@ def _add_documents(group: Options, required: bool) -> None:
     add_overwrite(group, "a dataset or an index that exists, or unfinished work of another command")
 
 
-def _add_tokens(group: Options, required: bool) -> None:
+def _add_tokens(group: Options) -> None:
     add_tokenizer(group, without=f"--vocab-file with {GPT2}, else required")
     group.add_argument("--append-eod", action="store_true", help="end every document with the EOD token")
     add_append_bos(group, "begin every document with the BOS token, or do not")
@@ -300,7 +300,7 @@ def _check_part(options: argparse.Namespace) -> None:
         raise OptionError("--seq-length: a part of a dataset needs no index; give it to megatron-bfp merge")
     if not 0 <= index < checked_count("--shard-count", count) <= LARGEST_SHARD_COUNT:
         raise OptionError(f"--shard-index {index}: is not from 0 to {count - 1}, or there are over 99,999 parts")
-    for value in filter(lambda value: not is_remote(value), options.input):
+    for value in options.input:
         if value == STANDARD_INPUT or (os.path.exists(value) and not os.path.isdir(value) and is_stream(value)):
             raise OptionError(
                 f"--shard-index: {value} can be read once only, so it cannot be split into parts; give files"

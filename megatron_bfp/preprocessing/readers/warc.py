@@ -121,7 +121,7 @@ def _text(record: Any, content: bytes) -> bytes | str | None:
 
 
 def _is_plain(content_type: str | None) -> bool:
-    return (content_type or "").partition(";")[0].strip().lower() == "text/plain"
+    return (content_type or "").partition(";")[0].strip().lower() == PLAIN_TEXT
 
 
 def _cut_off(location: Location) -> InputError:
