@@ -239,7 +239,7 @@ def check_tokenizer(trained: RunOptions) -> dict[str, str]:
     if trained.tokenizer_model is None:
         return {}
     digest, path = hashlib.sha256(), Path(trained.tokenizer_model)
-    if trained.tokenizer_type in TOKENIZER_TYPES:  # Megatron's others cannot be loaded here
+    if trained.tokenizer_type in set(TOKENIZER_TYPES) - {"GPT2BPETokenizer"}:  # Megatron's others have other files
         tokenizer = load_tokenizer(
             trained.tokenizer_type, trained.tokenizer_model, trained.eod_token, needs_eod=trained.needs_eod
         )

@@ -65,7 +65,7 @@ def console() -> int:
 
 def _preprocess(options: argparse.Namespace) -> None:
     """Do the job, or what is left of it."""
-    files = input_files(options.input)
+    files = input_files(options.input, is_text_read=options.text_documents is not None)
     for line in [*map(str, files.left_out), *(f"warning: {warning}" for warning in files.warnings)]:
         tell(f"{options.parser.prog}: {line}")
     job = job_of(options, files.paths)
@@ -78,4 +78,6 @@ def _preprocess(options: argparse.Namespace) -> None:
 def _description(written: WrittenDataset, options: argparse.Namespace) -> str:
     """Build a dataset's indexes, and say what it has become."""
     left_out = f"{written.num_empty:,} empty and {written.num_bad:,} bad ones left out"
+    if written.num_left_out:
+        left_out += f"; {written.num_left_out:,} WARC records that are not plain text left out"
     return describe(written.dataset, build_indexes(written.dataset, options), left_out)

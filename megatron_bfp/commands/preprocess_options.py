@@ -13,11 +13,17 @@ from ..console import typed_name, warn
 from ..errors import OptionError
 from ..preprocessing.executors.processes import run_in_processes
 from ..preprocessing.job import Job
-from ..preprocessing.plan import is_stream
+from ..preprocessing.megatron_options import (
+    add_megatron_options,
+    megatron_options_without_effect,
+    refuse_megatron_options,
+)
 from ..preprocessing.readers.documents import STANDARD_INPUT
-from ..preprocessing.readers.input_files import BAD_DOCUMENTS_SUFFIX
+from ..preprocessing.readers.file_names import BAD_DOCUMENTS_SUFFIX
+from ..preprocessing.readers.plain_text import UNITS
+from ..preprocessing.readers.storage import is_stream
 from ..preprocessing.write import Executor
-from ..tokenizers.registry import TokenizerOptions
+from ..tokenizers.registry import OTHER_NAMES, TokenizerOptions, same_type
 from ..tokenizers.tiktoken import PATTERNS, TiktokenOptions
 from .shared import (
     OF_INDEX,
@@ -41,9 +47,11 @@ from .shared import (
 EXECUTORS = ("processes", "ray")
 LARGEST_SHARD_COUNT = 99_999
 OF_TIKTOKEN = ("tiktoken_pattern", "tiktoken_num_special_tokens", "tiktoken_special_tokens", "vocab_size")
+GPT2 = "GPT2BPETokenizer"
+OF_GPT2 = ("vocab_file", "merge_file")
 OF_INPUT = (
     *("json_keys", "tokenizer_type", "tokenizer_model", "eod_token", "append_eod", "bos_token", "append_bos"),
-    *("workers", "skip_bad_documents", "no_card", "executor", "ray_address", *OF_TIKTOKEN),
+    *("workers", "skip_bad_documents", "no_card", "executor", "ray_address", "text_documents", *OF_TIKTOKEN, *OF_GPT2),
 )
 
 
@@ -88,8 +96,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
             raise OptionError("--output-prefix is needed with --input and --merge")
         check_output_prefix(options)
     if options.input:
-        if not options.tokenizer_model:
-            raise OptionError("--tokenizer-model is needed with --input")
         check(options)
     warn_of_options_without_effect(options)
     return options
@@ -106,6 +112,8 @@ def check(options: argparse.Namespace) -> None:
     _check_part(options)
     check_output_prefix(options)
     _check_keys(options.json_keys)
+    _check_tokenizer(options)
+    refuse_megatron_options(options)
     for name in ("tiktoken_num_special_tokens", "vocab_size"):
         if getattr(options, name) is not None:
             checked_count(f"--{name.replace('_', '-')}", getattr(options, name))
@@ -114,21 +122,26 @@ def check(options: argparse.Namespace) -> None:
 def warn_of_options_without_effect(options: argparse.Namespace) -> None:
     """Print a line for each option that is given and has no effect."""
     given = [name for name, value in vars(options).items() if value != options.parser.get_default(name)]
-    for line in without_effect(options, given):
+    for line in [*without_effect(options, given), *megatron_options_without_effect(options)]:
         warn(options.parser.prog, line)
+    if options.input and options.tokenizer_type in OTHER_NAMES:
+        same = OTHER_NAMES[options.tokenizer_type]
+        warn(options.parser.prog, f"--tokenizer-type {options.tokenizer_type} is {same} here: its ids are the same")
 
 
 def _add_all(parser: argparse.ArgumentParser, required: bool) -> None:
     """Add all options, in groups.
 
     Args:
-        required: whether the options that name input, output and tokenizer must be given.
+        required: whether the options that name input and output must be given.
     """
     _add_documents(parser.add_argument_group("documents to a dataset"), required)
-    _add_tokens(parser.add_argument_group("tokenizer"), required)
+    _add_tokens(parser.add_argument_group("tokenizer"))
     _add_tiktoken(parser.add_argument_group("tokenizers of type TikTokenizer"))
+    _add_gpt2(parser.add_argument_group(f"tokenizers of type {GPT2}"))
     _add_index(parser.add_argument_group("sequence indexes"))
     _add_processes(parser.add_argument_group("processes, on one machine or on several that share a file system"))
+    add_megatron_options(parser.add_argument_group("options of Megatron's preprocess_data.py that mean nothing here"))
 
 
 def _add_documents(group: Options, required: bool) -> None:
@@ -137,8 +150,14 @@ def _add_documents(group: Options, required: bool) -> None:
         nargs="+",
         metavar="FILE",
         required=required,
-        help="JSON Lines, plain or compressed (gzip, zstd, bzip2, xz), or Parquet: files, folders, patterns; - for "
-        "standard input",
+        help="JSON Lines, plain or compressed (gzip, zstd, bzip2, xz), Parquet, Arrow or WARC: files, folders (also of "
+        "Hugging Face datasets), patterns; s3://, gs://, abfs:// and hf:// URLs; - for standard input",
+    )
+    group.add_argument(
+        "--text-documents",
+        choices=UNITS,
+        help="read files that are not of these formats as plain text, a document for each file, paragraph (between "
+        "blank lines) or line; .txt in folders, too (default: plain text is refused)",
     )
     group.add_argument(
         "--json-keys",
@@ -167,8 +186,8 @@ def _add_documents(group: Options, required: bool) -> None:
     add_overwrite(group, "a dataset or an index that exists, or unfinished work of another command")
 
 
-def _add_tokens(group: Options, required: bool) -> None:
-    add_tokenizer(group, required=required)
+def _add_tokens(group: Options) -> None:
+    add_tokenizer(group, without=f"--vocab-file with {GPT2}, else required")
     group.add_argument("--append-eod", action="store_true", help="end every document with the EOD token")
     add_append_bos(group, "begin every document with the BOS token, or do not")
 
@@ -200,6 +219,11 @@ def _add_tiktoken(group: Options) -> None:
         metavar="N",
         help="tokens in the vocabulary, special tokens included (default: all of them, at most 2**17)",
     )
+
+
+def _add_gpt2(group: Options) -> None:
+    for option, text in (("--vocab-file", "its vocab.json"), ("--merge-file", "its merges.txt")):
+        group.add_argument(option, metavar="PATH", help=f"{text} (default: in the folder --tokenizer-model)")
 
 
 def _add_index(group: Options) -> None:
@@ -257,6 +281,8 @@ def _needed_for(name: str, options: argparse.Namespace) -> str | None:
         return "--input"
     if name == "output_prefix" and not (options.input or options.parts):
         return "--input and --merge"
+    if name in OF_GPT2 and options.tokenizer_type != GPT2:
+        return f"--tokenizer-type {GPT2}"
     if name in OF_TIKTOKEN and options.tokenizer_type != "TikTokenizer":
         return "--tokenizer-type TikTokenizer"
     if name == "ray_address" and options.executor != "ray":
@@ -288,6 +314,16 @@ def _check_part(options: argparse.Namespace) -> None:
             )
 
 
+def _check_tokenizer(options: argparse.Namespace) -> None:
+    """Refuse a type that cannot be used, and a tokenizer whose files are not all named."""
+    if same_type(options.tokenizer_type) == GPT2:
+        both = options.vocab_file and options.merge_file
+        if not (both or (options.tokenizer_model and not options.vocab_file and not options.merge_file)):
+            raise OptionError(f"--tokenizer-type {GPT2}: needs --vocab-file and --merge-file, or --tokenizer-model")
+    elif not options.tokenizer_model:
+        raise OptionError("--tokenizer-model is needed with --input")
+
+
 def _check_keys(keys: Sequence[str]) -> None:
     """Refuse keys that cannot be a part of a dataset's name, or that are given twice."""
     for key in keys:
@@ -305,14 +341,16 @@ def job_of(options: argparse.Namespace, paths: Sequence[str]) -> Job:
     Args:
         paths: the input files.
     """
+    tokenizer_type = same_type(options.tokenizer_type)
     tokenizer = TokenizerOptions(
-        options.tokenizer_type,
-        options.tokenizer_model,
+        tokenizer_type,
+        options.vocab_file if tokenizer_type == GPT2 and options.vocab_file else options.tokenizer_model,
         options.eod_token,
         options.append_eod,
         _tiktoken_options(options),
         options.bos_token,
         options.append_bos,
+        options.merge_file if tokenizer_type == GPT2 else None,
     )
     part = None if options.shard_index is None else (options.shard_index, options.shard_count)
     return Job(
@@ -323,6 +361,7 @@ def job_of(options: argparse.Namespace, paths: Sequence[str]) -> Job:
         options.skip_bad_documents,
         options.overwrite,
         part,
+        options.text_documents,
         not options.no_card,
     )
 

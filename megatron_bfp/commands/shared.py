@@ -231,13 +231,13 @@ def add_cache_path(options: Options) -> None:
     )
 
 
-def add_tokenizer(options: Options, without: str = "", required: bool = False) -> None:
+def add_tokenizer(options: Options, without: str) -> None:
     """``--tokenizer-type``, ``--tokenizer-model``, ``--eod-token`` and ``--bos-token``.
 
     Args:
-        without: what is done without a tokenizer, if it can be left out.
+        without: what is done if no tokenizer is given.
     """
-    model = "a tokenizer.json or its folder, a SentencePiece model or a tiktoken file"
+    model = "a tokenizer.json, its folder or a name on the Hugging Face Hub; a SentencePiece model; a tiktoken file"
     options.add_argument(
         "--tokenizer-type",
         default="HuggingFaceTokenizer",
@@ -247,8 +247,7 @@ def add_tokenizer(options: Options, without: str = "", required: bool = False) -
     options.add_argument(
         "--tokenizer-model",
         metavar="PATH",
-        required=required,
-        help=f"{model} (default: {without})" if without else model,
+        help=f"{model} (default: {without})",
     )
     options.add_argument(
         "--eod-token", metavar="TEXT", help="the end-of-document token (default: the one that the tokenizer names)"

@@ -24,7 +24,7 @@ from ..tokenizers.interface import Tokenizer
 from ..tokenizers.special_tokens import token_names
 from .job import Job
 from .readers.documents import Location
-from .readers.input_files import BAD_DOCUMENTS_SUFFIX, CARD_SUFFIX
+from .readers.file_names import BAD_DOCUMENTS_SUFFIX, CARD_SUFFIX
 from .summary import Totals
 
 HASHED_AT_ONCE = 1 << 20

@@ -16,9 +16,8 @@ from ..errors import InputError, OptionError
 from ..files import read_json_object
 from ..tokenizers.interface import Tokenizer
 from ..tokenizers.registry import TokenizerOptions
-from .plan import is_stream
-from .readers.documents import Location
-from .readers.input_files import SUMMARY_SUFFIX
+from .readers.file_names import SUMMARY_SUFFIX
+from .readers.storage import is_stream, statuses
 from .replanning import InputChanges
 
 PART = re.compile(r"(?P<output>.*)-(?P<index>\d{5})-of-(?P<count>\d{5})(?P<key>_.*)")
@@ -42,6 +41,8 @@ class Job:
     """Replace existing datasets, and the unfinished work of another job."""
     part: tuple[int, int] | None = None
     """Index and count: this job does one part of the input. None for all of it."""
+    text_unit: str | None = None
+    """What a document of plain text is; None if no input is plain text."""
     card: bool = True
     """Describe the datasets in OUT.card.md. Every byte is hashed for it, beside the check of all tokens."""
 
@@ -64,12 +65,12 @@ class Job:
         return any(map(is_stream, self.paths))
 
     def inputs(self) -> list[list[Any]]:
-        """Path, size in bytes and modification time in nanoseconds of each input file, as it is now.
+        """Path, size in bytes and version of each input, as it is now: see ``storage.FileStatus``.
 
         Raises:
             InputError: an input cannot be read.
         """
-        return [[path, *_size_and_time(path)] for path in self.paths]
+        return [[path, *status] for path, status in zip(self.paths, statuses(self.paths), strict=True)]
 
     def identity(self, tokenizer: Tokenizer) -> dict[str, Any]:
         """What makes this job the same as another, as JSON.
@@ -94,26 +95,19 @@ class Job:
             "document_ends_with": template.after,
             "part": self.part,
         }
+        if self.text_unit is not None:
+            identity["text_documents"] = self.text_unit
         return json.loads(json.dumps(identity))  # as it is read from a file
-
-
-def _size_and_time(path: str) -> tuple[int, int]:
-    if is_stream(path):
-        return 0, 0
-    try:
-        status = os.stat(path)
-    except OSError as error:
-        raise InputError(f"{Location(path).name}: cannot be read: {error.strerror}") from None
-    return status.st_size, status.st_mtime_ns
 
 
 def difference(before: dict[str, Any], now: dict[str, Any]) -> str:
     """The first difference between two jobs' identities, in words and with both values."""
     if before.get("folder_format") != now.get("folder_format"):
         return "it is another version's, which keeps its work in another form"
-    for name in now:
-        if name != "inputs" and before.get(name) != now[name]:
-            return "it differs in {} ({} before, {} now)".format(*_first_difference(name, before.get(name), now[name]))
+    for name in now | before:
+        values = before.get(name), now.get(name)
+        if name != "inputs" and values[0] != values[1]:
+            return "it differs in {} ({} before, {} now)".format(*_first_difference(name, *values))
     changes = f"its inputs have changed: {InputChanges.between(before.get('inputs', []), now.get('inputs', []))}"
     if now.get("part") is not None:
         changes += ". All jobs with --shard-index must read the same input, so do this in each of them"

@@ -109,7 +109,7 @@ class JobFolder:
         Raises:
             InputError: the folder cannot be written.
         """
-        plan = [[task.number, [[p.path, p.num_bytes, p.begin, p.end] for p in task.pieces]] for task in tasks]
+        plan = [[task.number, [_described(piece) for piece in task.pieces]] for task in tasks]
         record = self._identity | {PLAN: plan}
         try:
             if joined_sizes:  # after this nothing needs what is cut, and before it all of it is needed
@@ -250,6 +250,12 @@ class JobFolder:
         if self._lease is not None:
             self._lease.release()
             self._lease = None
+
+
+def _described(piece: Piece) -> list[Any]:
+    """A piece as the plan has it. Earlier versions know only the first four fields."""
+    fields = [piece.path, piece.num_bytes, piece.begin, piece.end]
+    return fields if piece.first_row == 1 else [*fields, piece.segment, piece.first_row]
 
 
 def _is_ours(name: str) -> bool:

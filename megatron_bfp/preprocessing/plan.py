@@ -1,26 +1,30 @@
 """Input files to tasks, the units of work: 8 to 256 MB of input, done at once by one process and recorded when done.
 
 A task is one or more consecutive pieces of input files. A plain JSON Lines file is cut into ranges of bytes (a line
-belongs to the range in which it begins), a Parquet file into row groups. A compressed file is one piece, because
-decompression cannot start in its middle. Small files share a task. Data from a pipe is first written to segments on
+belongs to the range in which it begins), and so is plain text with a document on each line; a Parquet file into row
+groups, an Arrow file between record batches. A compressed file is one piece, because decompression cannot start in its
+middle; so are WARC and other plain text. Small files share a task. Data from a pipe is first written to segments on
 disk, which are pieces like others; it cannot be read again, so a job that reads a pipe cannot be resumed.
 
 The plan depends only on the inputs' sizes, not on the number of workers. A job keeps it: see ``job_folder``.
 """
 
 import os
-import stat
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, zip_longest
 from pathlib import Path
 
 from ..errors import InputError
-from .readers import parquet
+from .readers import arrow, parquet, warc
+from .readers.arrow import RowRange
 from .readers.compression import compression_of
-from .readers.documents import STANDARD_INPUT, Location
-from .readers.file_kinds import CHECKED_BYTES
-from .readers.inputs import START_BYTES, Piece, opened, start_of, stream_batches
+from .readers.documents import Location
+from .readers.file_kinds import CHECKED_BYTES, check_text
+from .readers.inputs import START_BYTES, Piece, start_of, stream_batches, text_unit_of
 from .readers.jsonl import check_lines
+from .readers.plain_text import LINE
+from .readers.storage import is_stream, of_objects, opened, size_of
 
 SMALL_TASK, LARGEST_TASK = 32 << 20, 256 << 20
 """Bytes of input: enough that starting a task costs nothing, few enough that little is lost with one."""
@@ -51,14 +55,9 @@ class Task:
         return f"task {self.number} ({first}{more})"
 
 
-def is_stream(path: str) -> bool:
-    """Whether an input can be read only once: standard input, a pipe."""
-    return path == STANDARD_INPUT or not stat.S_ISREG(os.stat(path).st_mode)
-
-
 def input_bytes(paths: Sequence[str]) -> int:
     """The size of all input files, as they are on disk; streams count as 0."""
-    return sum(0 if is_stream(path) else os.path.getsize(path) for path in paths)
+    return sum(map(size_of, paths))
 
 
 def task_bytes(left: int) -> int:
@@ -71,18 +70,19 @@ def task_bytes(left: int) -> int:
     return min(max(left // SHARE_OF_REST, min(last, SMALL_TASK)), LARGEST_TASK)
 
 
-def plan_tasks(paths: Sequence[str], segment_folder: str) -> Iterator[Task]:
+def plan_tasks(paths: Sequence[str], segment_folder: str, text_unit: str | None = None) -> Iterator[Task]:
     """The tasks of the inputs, in order. Streams are read as their tasks are taken from the iterator.
 
     Args:
         segment_folder: where segments of streams are written. The caller removes a segment when its task is done.
+        text_unit: what a document of plain text is; None if no file is plain text.
 
     Raises:
         InputError: a file cannot be read, or its format is unknown.
         OptionError: the library for a file's format is not installed.
     """
     left = input_bytes(paths)
-    for number, pieces in enumerate(grouped(_pieces(paths, segment_folder, left), left)):
+    for number, pieces in enumerate(grouped(_pieces(paths, segment_folder, left, text_unit), left)):
         yield Task(number, tuple(pieces))
 
 
@@ -116,39 +116,50 @@ def grouped(pieces: Iterable[Piece], left: int) -> Iterator[list[Piece]]:
         yield group
 
 
-def _pieces(paths: Sequence[str], segment_folder: str, left: int) -> Iterator[Piece]:
+def _pieces(paths: Sequence[str], segment_folder: str, left: int, text_unit: str | None) -> Iterator[Piece]:
+    before = dict(zip(paths, accumulate(map(size_of, paths), initial=0)))  # bytes of the inputs before each
+    planned = of_objects(lambda url: list(_file_pieces(url, left - before[url], text_unit)), paths)
     for number, path in enumerate(paths):
         try:
-            if is_stream(path):
-                yield from _segments(path, os.path.join(segment_folder, f"segment-{number}"))
+            if path in planned:
+                yield from planned[path]
+            elif is_stream(path):
+                yield from _segments(path, os.path.join(segment_folder, f"segment-{number}"), text_unit)
             else:
-                yield from _file_pieces(path, left)
-                left -= os.path.getsize(path)
+                yield from _file_pieces(path, left - before[path], text_unit)
         except OSError as error:
             raise InputError(f"{Location(path).name}: cannot be read: {error.strerror or error}") from None
 
 
-def file_pieces(path: str) -> list[Piece]:
+def file_pieces(path: str, text_unit: str | None = None) -> list[Piece]:
     """The pieces of one file, cut as if it were the only input.
+
+    Args:
+        text_unit: as for ``plan_tasks``.
 
     Raises:
         As ``plan_tasks``.
     """
-    return list(_pieces([path], "", input_bytes([path])))
+    return list(_pieces([path], "", input_bytes([path]), text_unit))
 
 
-def _file_pieces(path: str, left: int) -> Iterator[Piece]:
-    num_bytes = os.path.getsize(path)
+def _file_pieces(path: str, left: int, text_unit: str | None) -> Iterator[Piece]:
+    num_bytes = size_of(path)
     if num_bytes <= task_bytes(left):
         yield Piece(path, num_bytes)
         return
-    with opened(path) as file:
+    with opened(path, is_read_ahead=False) as file:
         start = start_of(file, START_BYTES)
         if start.startswith(parquet.MAGIC):
             sizes = parquet.row_group_sizes(file, path)
             yield from _row_group_pieces(path, num_bytes, sizes, left)
-        elif compression_of(start):
+        elif start.startswith(arrow.MAGICS):
+            yield from _arrow_pieces(path, num_bytes, arrow.record_batches(file, path), left)
+        elif compression_of(start) or start.startswith(warc.MAGIC):
             yield Piece(path, num_bytes)
+        elif unit := text_unit_of(path, text_unit):
+            check_text(start, path)
+            yield from _range_pieces(path, num_bytes, left) if unit == LINE else [Piece(path, num_bytes)]
         else:
             start += file.read(CHECKED_BYTES)
             check_lines(start, len(start) == num_bytes, path)
@@ -156,7 +167,7 @@ def _file_pieces(path: str, left: int) -> Iterator[Piece]:
 
 
 def _range_pieces(path: str, num_bytes: int, left: int) -> Iterator[Piece]:
-    """Ranges of bytes of a plain JSON Lines file."""
+    """Ranges of bytes of a file of plain lines."""
     begin = 0
     while begin < num_bytes:
         rest = num_bytes - begin
@@ -179,10 +190,24 @@ def _row_group_pieces(path: str, num_bytes: int, sizes: list[int], left: int) ->
     yield Piece(path, held * num_bytes // total, first, len(sizes))
 
 
-def _segments(path: str, prefix: str) -> Iterator[Piece]:
+def _arrow_pieces(path: str, num_bytes: int, batches: list[RowRange] | None, left: int) -> Iterator[Piece]:
+    """Consecutive record batches that fit in one task. The first piece has the bytes before them, too."""
+    if not batches:
+        yield Piece(path, num_bytes)
+        return
+    first, before = batches[0], 0
+    for batch, following in zip_longest(batches, batches[1:]):
+        if following is None:
+            yield Piece(path, num_bytes - before, first.begin, batch.end, first_row=first.first_row)
+        elif following.end - before > task_bytes(left - before):
+            yield Piece(path, batch.end - before, first.begin, batch.end, first_row=first.first_row)
+            first, before = following, batch.end
+
+
+def _segments(path: str, prefix: str, text_unit: str | None) -> Iterator[Piece]:
     """A stream's lines, written to files of about ``SEGMENT_BYTES``."""
     number, begin, held = 0, 0, []
-    for batch in stream_batches(path):
+    for batch in stream_batches(path, text_unit):
         held.append(batch.content)
         if sum(map(len, held)) >= SEGMENT_BYTES:
             yield _segment(path, f"{prefix}-{number}", begin, held)

@@ -1,11 +1,10 @@
 """A job whose input files have changed since it began: which finished tasks are kept, and which are done again.
 
-A finished task is kept if all of its files are unchanged by path, size and modification time. Its documents are those
-that a job begun now would write, and documents are joined in the order of the current input. So the datasets are byte
-for byte those of a job begun now.
+A finished task is kept if all of its files are unchanged by path, size and modification time, and its objects by URL,
+size and ETag. Its documents are those that a job begun now would write, and documents are joined in the order of the
+current input. So the datasets are byte for byte those of a job begun now.
 """
 
-import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -15,9 +14,10 @@ from ..errors import OptionError
 from .plan import Task, file_pieces, grouped
 from .readers.documents import Location
 from .readers.inputs import Piece
+from .readers.storage import exists
 
-SizeAndTime = tuple[int, int]
-"""An input file's size in bytes, and its modification time in nanoseconds."""
+SizeAndVersion = tuple[int, int | str]
+"""An input's size in bytes, and a file's modification time in nanoseconds or an object's version: its ETag."""
 SHOWN = 3
 """Changed files that a message names."""
 
@@ -26,9 +26,9 @@ SHOWN = 3
 class InputChanges:
     """How the input files have changed since a job began."""
 
-    before: dict[str, SizeAndTime]
+    before: dict[str, SizeAndVersion]
     """By path."""
-    now: dict[str, SizeAndTime]
+    now: dict[str, SizeAndVersion]
     """By path."""
 
     @classmethod
@@ -53,11 +53,14 @@ class InputChanges:
                 yield f"{Location(path).name} ({_described(before)} before, {_described(now)} now)"
 
 
-def _described(status: SizeAndTime | None) -> str:
+def _described(status: SizeAndVersion | None) -> str:
     if status is None:
         return "not an input"
-    time = datetime.fromtimestamp(status[1] / 1e9).isoformat(" ", "microseconds")
-    return f"{status[0]:,} bytes of {time}"
+    size, version = status
+    if isinstance(version, str):
+        return f"{size:,} bytes, version {version}"
+    time = datetime.fromtimestamp(version / 1e9).isoformat(" ", "microseconds")
+    return f"{size:,} bytes of {time}"
 
 
 def kept_tasks(before: Iterable[Task], unchanged: Collection[str], finished: Collection[int]) -> list[Task]:
@@ -77,14 +80,20 @@ def refuse_to_lose(before: Iterable[Task], changes: InputChanges, finished: Coll
     """
     for task in before:
         for piece in task.pieces:
-            if task.number in finished and piece.path not in changes.now and os.path.exists(piece.path):
+            if task.number in finished and piece.path not in changes.now and exists(piece.path):
                 raise OptionError(
                     f"{folder}: holds finished work on {Location(piece.path).name}, which is there and not given now. "
                     "Give it again to resume that job, or give --overwrite to leave it out"
                 )
 
 
-def plan_again(paths: Sequence[str], before: Sequence[Task], kept: Sequence[Task], unchanged: set[str]) -> list[Task]:
+def plan_again(
+    paths: Sequence[str],
+    before: Sequence[Task],
+    kept: Sequence[Task],
+    unchanged: set[str],
+    text_unit: str | None = None,
+) -> list[Task]:
     """The tasks of the current input: the kept ones, with their numbers, and new ones for everything else.
 
     Args:
@@ -92,6 +101,7 @@ def plan_again(paths: Sequence[str], before: Sequence[Task], kept: Sequence[Task
         before: the tasks that were planned; they cover all unchanged files.
         kept: those of them that are kept.
         unchanged: the paths of unchanged files.
+        text_unit: as for ``plan_tasks``.
 
     Raises:
         As ``plan_tasks``.
@@ -102,7 +112,7 @@ def plan_again(paths: Sequence[str], before: Sequence[Task], kept: Sequence[Task
             pieces_before.setdefault(piece.path, []).append(piece)
     pieces: list[Piece] = []
     for path in paths:
-        pieces += pieces_before[path] if path in unchanged else file_pieces(path)
+        pieces += pieces_before[path] if path in unchanged else file_pieces(path, text_unit)
     numbers = count(1 + max((task.number for task in before), default=-1))
     left = sum(piece.num_bytes for piece in pieces) - sum(task.num_bytes for task in kept)
     tasks: list[Task] = []

@@ -15,7 +15,7 @@ from ..indexed_dataset.reader import IndexedDataset
 from ..tokenizers.interface import Tokenizer
 from ..tokenizers.special_tokens import token_names
 from .job import Job, difference
-from .readers.input_files import SUMMARY_SUFFIX
+from .readers.file_names import SUMMARY_SUFFIX
 from .task import TaskRecord
 
 
@@ -28,6 +28,8 @@ class WrittenDataset:
     """Documents without text."""
     num_bad: int
     """Documents that cannot be used."""
+    num_left_out: int = 0
+    """Records of WARC files that are not plain text."""
 
 
 @dataclass
@@ -41,6 +43,7 @@ class Totals:
     num_tokens: list[int]
     """[keys]."""
     num_bad: int = 0
+    num_left_out: int = 0
     text_bytes: int = 0
     num_tasks: int = 0
     libraries: Counter = field(default_factory=Counter)
@@ -61,6 +64,7 @@ class Totals:
             self.num_empty[key] += record.num_empty[key]
             self.num_tokens[key] += record.num_tokens[key]
         self.num_bad += len(record.bad)
+        self.num_left_out += record.num_left_out
         self.text_bytes += record.amount.text_bytes
         self.num_tasks += 1
         self.libraries[record.library] += 1
@@ -112,6 +116,8 @@ def write_summary(
         "run": identity,
         "version": __version__,
     }
+    if totals.num_left_out:
+        summary["records_without_text"] = totals.num_left_out
     path = job.prefix + SUMMARY_SUFFIX
     try:
         write_whole(path, json.dumps(summary, indent=2).encode())
@@ -130,7 +136,12 @@ def finished_datasets(job: Job, identity: dict[str, Any]) -> list[WrittenDataset
         if [_file_sizes(prefix) for prefix in job.dataset_prefixes] != [dataset["bytes"] for dataset in described]:
             return None
         return [
-            WrittenDataset(IndexedDataset(prefix), dataset["empty_documents"], summary["bad_documents"])
+            WrittenDataset(
+                IndexedDataset(prefix),
+                dataset["empty_documents"],
+                summary["bad_documents"],
+                summary.get("records_without_text", 0),
+            )
             for prefix, dataset in zip(job.dataset_prefixes, described, strict=True)
         ]
     except (KeyError, TypeError, OSError, IndexedDatasetError):

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
+from typing import Any
 
 from ..errors import InputError
 from ..files import sync_file, write_whole
@@ -42,6 +43,8 @@ class TaskSettings:
     keys: tuple[str, ...]
     tokenizer: TokenizerOptions
     skip_bad_documents: bool
+    text_unit: str | None = None
+    """As ``Job.text_unit``."""
 
 
 @dataclass
@@ -63,11 +66,18 @@ class TaskRecord:
     amount: Amount = field(default_factory=Amount)
     bad: list[tuple[int, BadDocument]] = field(default_factory=list)
     """Each with the index of its piece. Lines are counted from the piece's first."""
+    num_left_out: int = 0
+    """Records that hold no text: see ``readers.warc``."""
 
     @classmethod
     def empty(cls, num_keys: int, num_pieces: int, library: str, remark: str | None) -> "TaskRecord":
         """The record of a task that has just begun."""
         return cls([0] * num_keys, [0] * num_keys, [0] * num_keys, [0] * num_pieces, library, remark)
+
+    def as_json(self) -> dict[str, Any]:
+        """Its fields. Earlier versions, which may finish the job, do not know ``num_left_out``."""
+        values = asdict(self)
+        return values if self.num_left_out else {name: values[name] for name in values if name != "num_left_out"}
 
     def add(self, piece: int, batch: Batch, tokenized: TokenizedBatch, input_bytes: float) -> Amount:
         """Count a batch of a piece.
@@ -80,6 +90,7 @@ class TaskRecord:
             self.num_empty[key] += texts.num_empty
             self.num_tokens[key] += len(texts.tokens)
         self.num_lines[piece] += batch.num_lines
+        self.num_left_out += batch.num_left_out
         self.bad += [(piece, document) for document in tokenized.bad]
         num_tokens = sum(len(texts.tokens) for texts in tokenized.texts)
         amount = Amount(tokenized.num_documents, batch.num_bytes, num_tokens, input_bytes)
@@ -176,7 +187,7 @@ class TaskWork:
         with self._disk_errors_as_ours(), self._unfinished:
             for writer in self._writers:
                 writer.finalize()
-            write_whole(os.path.join(self._temporary, RECORD), json.dumps(asdict(self._record)).encode())
+            write_whole(os.path.join(self._temporary, RECORD), json.dumps(self._record.as_json()).encode())
             sync_file(self._temporary)
             try:
                 os.rename(self._temporary, self._target)
@@ -214,7 +225,7 @@ class TaskWork:
             writers = [stack.enter_context(IndexedDatasetWriter(path, dtype)) for path in paths]
             for number, piece in enumerate(pieces):
                 share_before = 0.0
-                for batch, share in read_batches(piece, keys):
+                for batch, share in read_batches(piece, keys, self._settings.text_unit):
                     tokenized = tokenize(batch, keys, tokenizer, template)
                     _compare(tokenizer, tokenized)
                     for writer, texts in zip(writers, tokenized.texts, strict=True):

@@ -30,7 +30,7 @@ from .joiner import TaskJoiner, take_out_moved
 from .plan import Task, input_bytes, part_of, plan_tasks
 from .progress import Meter
 from .readers.documents import Location
-from .readers.input_files import BAD_DOCUMENTS_SUFFIX
+from .readers.file_names import BAD_DOCUMENTS_SUFFIX
 from .replanning import InputChanges, kept_tasks, plan_again, refuse_to_lose
 from .summary import Totals, WrittenDataset, finished_datasets, why_not_finished, write_summary
 from .task import BadDocumentFound, TaskRecord, TaskSettings, TaskWork, load_tokenizers, read_record
@@ -150,7 +150,7 @@ class _Steps:
     def execute(self, tasks: Iterable[Task], executor: Executor) -> None:
         """Do the tasks, and hand each to the joiner when it is finished."""
         job = self._job
-        settings = TaskSettings(self._folder.path, job.keys, job.tokenizer, job.skip_bad_documents)
+        settings = TaskSettings(self._folder.path, job.keys, job.tokenizer, job.skip_bad_documents, job.text_unit)
         try:
             for task, record in executor(partial(TaskWork, settings=settings), tasks, report=self._meter.add):
                 self._num_done += 1
@@ -206,10 +206,10 @@ class _Steps:
         }
         write_summary(job, self._identity, self._tokenizer, self._totals, datasets, times)
         self._folder.remove()
-        num_bad = self._totals.num_bad
+        totals = self._totals
         return [
-            WrittenDataset(dataset, num_empty, num_bad)
-            for dataset, num_empty in zip(datasets, self._totals.num_empty, strict=True)
+            WrittenDataset(dataset, num_empty, totals.num_bad, totals.num_left_out)
+            for dataset, num_empty in zip(datasets, totals.num_empty, strict=True)
         ]
 
     def _write_card(self, datasets: Sequence[IndexedDataset], progress: Progress) -> None:
@@ -223,13 +223,13 @@ class _Steps:
             refuse_to_lose(folder.plan, folder.changes, folder.finished(), folder.path)
         folder.clear()  # what came through a pipe cannot be compared with what comes now
         folder.set_plan([])
-        return map(self._announced, plan_tasks(self._job.paths, folder.path))
+        return map(self._announced, plan_tasks(self._job.paths, folder.path, self._job.text_unit))
 
     def _plan_files(self) -> list[Task]:
         """All tasks of files: those that were planned before, and new ones for inputs that have changed."""
         folder = self._folder
         if folder.plan is None:
-            tasks = list(plan_tasks(self._job.paths, folder.path))
+            tasks = list(plan_tasks(self._job.paths, folder.path, self._job.text_unit))
             folder.set_plan(tasks)
             return tasks
         return folder.plan if folder.changes is None else self._plan_again(folder.plan, folder.changes)
@@ -240,7 +240,7 @@ class _Steps:
         if not self._job.overwrite:
             refuse_to_lose(before, changes, finished, folder.path)
         kept = kept_tasks(before, changes.unchanged, finished)
-        tasks = plan_again(self._job.paths, before, kept, changes.unchanged)
+        tasks = plan_again(self._job.paths, before, kept, changes.unchanged, self._job.text_unit)
         sizes = take_out_moved(folder.path, self._joined, self._dtype, before, tasks)
         folder.set_plan(tasks, sizes)
         num_kept = sum(task.number in finished for task in tasks)

@@ -14,13 +14,18 @@ FORMS = {
 }
 """Tokenizer type -> what its file is."""
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+FILE_ENDINGS = (".json", ".model", ".tiktoken", ".txt")
+"""A name with one of these is a file's, not one on the Hugging Face Hub."""
 SENTENCEPIECE_START = re.compile(rb"\x0a[\x00-\x7f]\x0a", re.DOTALL)
 """Of a serialised ``ModelProto``: a short field 1, the first piece, which begins with its field 1, the text."""
 TIKTOKEN_LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d+\r?\n")
 
 
-def read_tokenizer_file(path: str) -> bytes:
+def read_tokenizer_file(path: str, option: str = "--tokenizer-model") -> bytes:
     """The content of a tokenizer's file.
+
+    Args:
+        option: what names it.
 
     Raises:
         OptionError: it cannot be read.
@@ -29,11 +34,12 @@ def read_tokenizer_file(path: str) -> bytes:
         with open(path, "rb") as file:
             return file.read()
     except FileNotFoundError:
-        raise OptionError(f"--tokenizer-model {path}: No such file or folder{_hub_hint(path)}") from None
+        hint = hub_hint(path) if is_hub_name(path) else ""
+        raise OptionError(f"{option} {path}: No such file or folder{hint}") from None
     except IsADirectoryError:
-        raise OptionError(f"--tokenizer-model {path}: is a folder; give the tokenizer's file{_in(path)}") from None
+        raise OptionError(f"{option} {path}: is a folder; give the tokenizer's file{_in(path)}") from None
     except OSError as error:
-        raise OptionError(f"--tokenizer-model {path}: {error.strerror}") from None
+        raise OptionError(f"{option} {path}: {error.strerror}") from None
 
 
 def file_in_folder(folder: str) -> str:
@@ -79,12 +85,16 @@ def type_of(content: bytes) -> str | None:
     return None
 
 
-def _hub_hint(path: str) -> str:
-    if not HUB_NAME.fullmatch(path) or os.path.splitext(path)[1] in (".json", ".model", ".tiktoken"):
-        return ""
+def is_hub_name(path: str) -> bool:
+    """Whether a path is no file or folder, and has the form of a name on the Hugging Face Hub."""
+    return not os.path.lexists(path) and HUB_NAME.fullmatch(path) is not None and not path.endswith(FILE_ENDINGS)
+
+
+def hub_hint(name: str) -> str:
+    """What to do if a name on the Hub is not looked up, or cannot be."""
     return (
-        ". Names of the Hugging Face Hub are not looked up; if it is one, download it and give the folder: "
-        f"hf download {path} --include 'tokenizer*' --local-dir {os.path.basename(path)}"
+        ". If it is a name of the Hugging Face Hub, download it and give its tokenizer: "
+        f"hf download {name} --include 'tokenizer*' --local-dir {os.path.basename(name)}"
     )
 
 
@@ -100,6 +110,7 @@ def _advice(folder: str) -> str:
     if models:
         return f"; --tokenizer-type SentencePieceTokenizer reads its {os.path.join(folder, models[0])}"
     if {"vocab.json", "merges.txt"} <= names:
-        code = f"from transformers import AutoTokenizer as T; T.from_pretrained({folder!r}).save_pretrained({folder!r})"
-        return f"; make one of its vocab.json and merges.txt: python -c {shlex.quote(code)}"
+        vocabulary, merges = (os.path.join(folder, name) for name in ("vocab.json", "merges.txt"))
+        files = f"--vocab-file {shlex.quote(vocabulary)} --merge-file {shlex.quote(merges)}"
+        return f"; --tokenizer-type GPT2BPETokenizer {files} reads its vocab.json and merges.txt, if they are GPT-2's"
     return ""

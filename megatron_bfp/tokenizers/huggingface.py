@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import OptionError
-from .files import file_in_folder, not_of_type
+from .files import file_in_folder, is_hub_name, not_of_type
+from .hub import downloaded
 from .interface import Tokenizer, TokenizingError, first_line, has_no_eod, library_errors
 from .long_texts import encode_in_parts
 
@@ -22,7 +23,7 @@ class HuggingFaceTokenizer(Tokenizer):
     """A ``tokenizer.json``.
 
     Args:
-        path: the file, or a folder that holds it.
+        path: the file, a folder that holds it, or a name on the Hugging Face Hub.
         eod_token: text of the end-of-document token. Without it, a folder's tokenizer_config.json must name an
             ``eos_token``.
         needs_eod: whether a missing EOD is an error.
@@ -36,6 +37,7 @@ class HuggingFaceTokenizer(Tokenizer):
     def __init__(
         self, path: str, eod_token: str | None = None, needs_eod: bool = True, *, bos_token: str | None = None
     ) -> None:
+        path = downloaded(path) if is_hub_name(path) else path
         file_path = file_in_folder(path) if os.path.isdir(path) else path
         config = _configuration(path)
         eod_token = eod_token if eod_token is not None else config.eos

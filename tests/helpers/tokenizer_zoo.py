@@ -124,7 +124,7 @@ def of_fault(folder):
     return save(folder, "fault", library, {"eos_token": "<eod>", "tokenizer_class": "PreTrainedTokenizerFast"})
 
 
-def sentencepiece(folder, name, *options, add_bos=False, **training):
+def sentencepiece(folder, name, *options, add_bos=False, tokenizer_type="SentencePieceTokenizer", **training):
     """Megatron's tool calls ``encode_as_ids``, which adds nothing; ``--append-bos`` is the library's ``add_bos``."""
     import sentencepiece as library
 
@@ -137,7 +137,7 @@ def sentencepiece(folder, name, *options, add_bos=False, **training):
         )
     processor = library.SentencePieceProcessor()
     processor.Load(path)
-    common = ["--tokenizer-type", "SentencePieceTokenizer", "--tokenizer-model", path]
+    common = ["--tokenizer-type", tokenizer_type, "--tokenizer-model", path]
     return Kind(
         name,
         [*common, *options],
@@ -234,6 +234,8 @@ def make_zoo(folder):
         sentencepiece(folder, "SentencePiece"),
         sentencepiece(folder, "SentencePiece unigram", model_type="unigram", byte_fallback=False),
         sentencepiece(folder, "SentencePiece with add_bos", "--append-bos", add_bos=True),
+        sentencepiece(folder, "Llama 2", tokenizer_type="Llama2Tokenizer"),
+        sentencepiece(folder, "GPTSentencePieceTokenizer", tokenizer_type="GPTSentencePieceTokenizer"),
         tiktoken(folder, in_megatrons_form=True),
         tiktoken(folder, in_megatrons_form=False),
     ]

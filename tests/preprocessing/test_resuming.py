@@ -319,3 +319,13 @@ def test_what_is_written_beside_datasets_is_no_input(run, corpus, tmp_path):
     before = dataset_bytes(tmp_path, "data/out")
     assert run("--input", folder, "--overwrite", output="data/out")[0] == 0
     assert dataset_bytes(tmp_path, "data/out") == before
+
+
+@pytest.mark.parametrize("before, now", [("line", None), (None, "line"), ("line", "file")])
+def test_another_kind_of_text_documents_is_another_job(run, corpus, before, now):
+    given = {unit: ["--text-documents", unit] if unit else [] for unit in (before, now)}
+    assert run("--input", corpus, *given[before])[0] == 0
+    status, err = run("--input", corpus, *given[now])
+    values = [f'"{unit}"' if unit else "null" for unit in (before, now)]
+    assert status == 2 and f"it differs in text_documents ({values[0]} before, {values[1]} now)" in err
+    assert run("--input", corpus, *given[before])[0] == 0

@@ -133,7 +133,7 @@ def test_a_missing_file_and_an_unknown_type_are_refused(tmp_path):
     with pytest.raises(OptionError, match="No such file"):
         load(str(tmp_path / "none"))
     with pytest.raises(OptionError, match="HuggingFaceTokenizer"):
-        load_tokenizer("GPT2BPETokenizer", "x")
+        load_tokenizer("AnotherTokenizer", "x")
 
 
 def test_decoding_gives_the_text_back(tokenizer_file):

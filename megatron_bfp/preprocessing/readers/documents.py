@@ -14,11 +14,11 @@ class Location(NamedTuple):
 
     path: str
     line: int | None = None
-    """Of a JSON Lines file, counted from 1; while only a piece of the file is read, from the piece's first line."""
+    """Of JSON Lines or plain text, counted from 1; while only a piece of a file is read, from the piece's first."""
     byte: int | None = None
     """Where that line begins in the (decompressed) file, counted from 0."""
     row: int | None = None
-    """Of a Parquet file, counted from 1."""
+    """Of a Parquet or Arrow file, or a record of a WARC file, counted from 1."""
 
     @property
     def name(self) -> str:
@@ -60,7 +60,11 @@ class Batch(Protocol):
 
     @property
     def num_lines(self) -> int:
-        """Of a JSON Lines file; 0 if documents have no lines."""
+        """Of JSON Lines and plain text; 0 if documents have no lines."""
+
+    @property
+    def num_left_out(self) -> int:
+        """Records among them that hold no text: HTML in a WARC file."""
 
     def records(self, keys: Sequence[str]) -> Iterator[Record | BadDocument]:
         """Each document's texts under ``keys``, in order, or what is wrong with it."""

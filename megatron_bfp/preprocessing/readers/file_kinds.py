@@ -23,7 +23,8 @@ BOM = b"\xef\xbb\xbf"
 CHECKED_BYTES = 1 << 20
 FEW_LINES = 10
 UTF_16, UTF_32 = "UTF-16; convert it to UTF-8", "UTF-32; convert it to UTF-8"
-ARROW = "an Arrow file, as Hugging Face datasets keep them; write JSON Lines or Parquet of it (Dataset.to_parquet)"
+FROM_PIPE = "which cannot be read from a pipe; give the file's path"
+ARROW = "Arrow, which is read from files that are not compressed as a whole; give the file's path, decompressed"
 UNPACK, DECOMPRESS, EXPORT = "unpack it first", "decompress it first", "write JSON Lines or Parquet of it"
 PICKLE = f"a Python pickle; {EXPORT}"
 MAGICS = {
@@ -63,7 +64,7 @@ TEXT_MAGICS = {
     b"FEA1": f"a Feather file; {EXPORT}",
     b"ORC": f"an ORC file; {EXPORT}",
     b"%PDF-": f"a PDF; {EXPORT}",
-    b"WARC/": f"a WARC file; {EXPORT}",
+    b"WARC/": f"a WARC file, {FROM_PIPE}",
     b"<?xml": f"XML; {EXPORT}",
     b"<!DOCTYPE": f"HTML; {EXPORT}",
     b"<html": f"HTML; {EXPORT}",
@@ -71,6 +72,8 @@ TEXT_MAGICS = {
     b"LZIP": f"compressed by lzip; {DECOMPRESS}",
 }
 """As ``MAGICS``, for bytes with which a bad line may begin: they count only if no line is an object."""
+NEVER_TEXT = (b"%PDF-", b"version https://git-lfs")
+"""Those of them that are no documents either if a file is said to be plain text."""
 TAR_MAGIC = slice(257, 262)
 NOT_TEXT = re.compile(rb"[\x00-\x08\x0e-\x1f\x7f]")
 """Bytes that do not occur in text."""
@@ -89,6 +92,31 @@ def check_start(chunk: bytes, is_whole: bool, path: str, parse: Callable[[bytes]
     Raises:
         InputError: the file is not JSON Lines.
     """
+    _refuse_known_formats(chunk, path)
+    name = Location(path).name
+    start = chunk.removeprefix(BOM).lstrip()
+    if start.startswith(b"[") and not _is_a_line_s_array(start):
+        raise InputError(f"{name}: is a JSON array, not JSON Lines: write one object a line (jq -c '.[]' FILE)")
+    if reason := _reason_to_refuse(chunk, is_whole, path, parse):
+        raise InputError(reason)
+
+
+def check_text(chunk: bytes, path: str) -> None:
+    """Refuse a file that is not plain text, by its first chunk, unless it is text in an unknown encoding.
+
+    Raises:
+        InputError: the file is of another format.
+    """
+    _refuse_known_formats(chunk, path)
+    name = Location(path).name
+    for magic in NEVER_TEXT:
+        if chunk.startswith(magic):
+            raise InputError(f"{name}: is {TEXT_MAGICS[magic]}")
+    if b"\0" in chunk[:4096]:
+        raise InputError(f"{name}: is neither text nor a known format")
+
+
+def _refuse_known_formats(chunk: bytes, path: str) -> None:
     name = Location(path).name
     for magic, kind in MAGICS.items():
         if chunk.startswith(magic):
@@ -97,11 +125,6 @@ def check_start(chunk: bytes, is_whole: bool, path: str, parse: Callable[[bytes]
         raise InputError(f"{name}: is compressed twice, inside by {compression}; decompress it once")
     if chunk[TAR_MAGIC] == b"ustar":
         raise InputError(f"{name}: is a tar archive; {UNPACK}")
-    start = chunk.removeprefix(BOM).lstrip()
-    if start.startswith(b"[") and not _is_a_line_s_array(start):
-        raise InputError(f"{name}: is a JSON array, not JSON Lines: write one object a line (jq -c '.[]' FILE)")
-    if reason := _reason_to_refuse(chunk, is_whole, path, parse):
-        raise InputError(reason)
 
 
 def _is_a_line_s_array(start: bytes) -> bool:

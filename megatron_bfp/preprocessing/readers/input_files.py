@@ -8,6 +8,7 @@ The rule, the same for every value of ``--input``:
   match ``DATA_NAME``. Left out are other files, files that this tool writes beside its datasets, names that begin with
   ``.`` or ``_``, folders named ``*.bfp`` or ``*.shards``, and links back to a folder that holds them. They are returned
   with their number, to be printed.
+- URLs of objects, of their folders (prefixes) and patterns of URLs give objects by the same rules.
 - A folder that cannot be listed and a broken link are errors.
 - A file that comes twice, by whatever names, is an error.
 """
@@ -23,41 +24,20 @@ from dataclasses import dataclass
 
 from ...errors import InputError, OptionError
 from .documents import STANDARD_INPUT, Location
-
-READABLE = "gz|zst|zstd|bz2|xz"
-UNREADABLE = "lz4|lzma|br|sz|snappy|z|lz|lzo|zip|7z|rar"
-"""Compressions that are refused with advice. Files of other names are only left out."""
-DATA_NAME = re.compile(rf"\.(jsonl|json|ndjson|parquet)(\.({READABLE}|{UNREADABLE}))?$", re.IGNORECASE)
-COMPRESSED_NAME = re.compile(rf"\.({READABLE})$", re.IGNORECASE)
-BAD_DOCUMENTS_SUFFIX = ".bad.jsonl"
-SUMMARY_SUFFIX = ".summary.json"
-CARD_SUFFIX = ".card"
-"""Endings of files that are written beside the datasets and are never input."""
-OWN_FOLDERS = (".bfp", ".shards")
-HIDDEN = (".", "_")
-
-NO_DATA_NAME = "not named as data"
-HIDDEN_FILE = "names that begin with . or _"
-OWN_SUFFIXES = (BAD_DOCUMENTS_SUFFIX, SUMMARY_SUFFIX, f"{CARD_SUFFIX}.json")
-OWN_FILE = f"written by this tool: {', '.join(f'*{suffix}' for suffix in OWN_SUFFIXES)}"
-OMITTED_FOLDER = "in folders named .*, _*, *.bfp or *.shards"
-LOOP = "links back to a folder that holds them"
-
-
-@dataclass
-class LeftOut:
-    """The files that are left out for one reason."""
-
-    reason: str
-    first: str
-    """Path of a file or folder."""
-    num_files: int = 0
-
-    def __str__(self) -> str:
-        files = "link" if self.reason == LOOP else "other file"
-        number = f"{self.num_files} {files}{'' if self.num_files == 1 else 's'}"
-        more = "" if self.num_files == 1 else " ..."
-        return f"{number} in the folders given not read ({self.reason}): {Location(self.first).name}{more}"
+from .file_names import (
+    COMPRESSED_NAME,
+    HIDDEN,
+    HIDDEN_FILE,
+    LOOP,
+    OF_DATASETS,
+    OMITTED_FOLDER,
+    OWN_FOLDERS,
+    LeftOut,
+    others_of_datasets,
+    reason_to_leave,
+    reason_to_leave_below,
+)
+from .storage import is_remote, named_objects, opened
 
 
 @dataclass(frozen=True)
@@ -72,17 +52,20 @@ class InputFiles:
     """What may be a mistake."""
 
 
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 Identity = tuple[int, int]
 """Device and inode of a file or folder."""
 Omissions = dict[str, tuple[str, int]]
 """Path of a file or folder -> why it is left out, and its number of files."""
 
 
-def input_files(inputs: Sequence[str]) -> InputFiles:
+def input_files(inputs: Sequence[str], is_text_read: bool = False) -> InputFiles:
     """The files that ``--input`` names, in the order of its values.
 
     Args:
-        inputs: paths of files and folders, glob patterns (``**`` for folders in folders), ``-`` for standard input.
+        inputs: paths of files and folders, glob patterns (``**`` for folders in folders), URLs, ``-`` for standard
+            input.
+        is_text_read: files named as plain text are data, too.
 
     Returns:
         The files of a folder and of a pattern are sorted by their paths.
@@ -94,7 +77,7 @@ def input_files(inputs: Sequence[str]) -> InputFiles:
     paths: list[str] = []
     omissions: Omissions = {}
     for value in inputs:
-        paths += _files_of(value, omissions)
+        paths += _files_of(value, omissions, is_text_read)
     _refuse_twice(paths)
     left_out: dict[str, LeftOut] = {}
     for path, (reason, num_files) in omissions.items():
@@ -103,15 +86,49 @@ def input_files(inputs: Sequence[str]) -> InputFiles:
     return InputFiles(paths, list(left_out.values()), _warnings(paths))
 
 
-def _files_of(value: str, omissions: Omissions) -> list[str]:
+def _files_of(value: str, omissions: Omissions, is_text_read: bool) -> list[str]:
     if value == STANDARD_INPUT:
         return [value]
+    if is_remote(value):
+        return _objects_of(value, omissions, is_text_read)
     if glob.has_magic(value) and not _is_there(value):
-        return _matches(value, omissions)
-    return _files_in(value, omissions) if _is_folder(value) else [value]
+        return _matches(value, omissions, is_text_read)
+    return _files_in(value, omissions, is_text_read) if _is_folder(value) else [value]
 
 
-def _matches(pattern: str, omissions: Omissions) -> list[str]:
+def _objects_of(value: str, omissions: Omissions, is_text_read: bool) -> list[str]:
+    """The objects that a URL names or a pattern of URLs matches, and the data objects in the folders among them."""
+    objects = named_objects(value)
+    inside: dict[str, set[str]] = {}
+    for url, folder in objects:
+        if folder is not None:
+            inside.setdefault(os.path.dirname(url), set()).add(os.path.basename(url))
+    others = {above: others_of_datasets(above, names, _content) for above, names in inside.items()}
+    files = []
+    for url, folder in objects:
+        reason = None
+        if folder is not None:
+            above, name = os.path.split(url)
+            is_other = name in others[above]
+            reason = OF_DATASETS if is_other else reason_to_leave_below(url[len(folder) + 1 :], is_text_read)
+        if reason is None:
+            files.append(url)
+        else:
+            omissions[url] = reason, 1
+    if not files:
+        raise _no_data(value)
+    return files
+
+
+def _content(path: str) -> bytes:
+    try:
+        with opened(path, is_read_ahead=False) as file:
+            return file.read()
+    except OSError as error:
+        raise _unreadable(path, error) from None
+
+
+def _matches(pattern: str, omissions: Omissions, is_text_read: bool) -> list[str]:
     """The files that a pattern matches, and those of the folders it matches."""
     matches = sorted(set(matching_paths(pattern)))
     if not matches:
@@ -123,7 +140,7 @@ def _matches(pattern: str, omissions: Omissions) -> list[str]:
         if path not in folders:
             files.append(path)
         elif folders.isdisjoint(_folders_above(path)):  # else it is read with the other
-            files += _walked(path, omitted)
+            files += _walked(path, omitted, is_text_read)
     if not files:
         raise _no_data(pattern)
     omissions |= {path: why for path, why in omitted.items() if path not in matches}  # data/** gives them itself
@@ -184,9 +201,9 @@ def _matching(folder: str, parts: list[str], walked: set[tuple[Identity, int]]) 
             yield from _matching(path, rest, walked)
 
 
-def _files_in(folder: str, omissions: Omissions) -> list[str]:
+def _files_in(folder: str, omissions: Omissions, is_text_read: bool) -> list[str]:
     """The data files in a folder and below it, sorted by their paths."""
-    files = _walked(folder, omissions)
+    files = _walked(folder, omissions, is_text_read)
     if not files:
         raise _no_data(folder)
     return files
@@ -195,13 +212,13 @@ def _files_in(folder: str, omissions: Omissions) -> list[str]:
 def _no_data(value: str) -> OptionError:
     return OptionError(
         f"--input {Location(value).name}: no file in this folder is named as data (.jsonl, .json, .ndjson, .parquet, "
-        "compressed or not); name the files or give a pattern"
+        ".arrow, .warc, .wet, compressed or not; .txt with --text-documents); name the files or give a pattern"
     )
 
 
-def _walked(folder: str, omissions: Omissions) -> list[str]:
+def _walked(folder: str, omissions: Omissions, is_text_read: bool) -> list[str]:
     files: list[str] = []
-    _walk(folder, (), {}, files, omissions)
+    _walk(folder, (), {}, files, omissions, is_text_read)
     return sorted(files)
 
 
@@ -211,6 +228,7 @@ def _walk(
     walked: dict[Identity, str],
     files: list[str],
     omissions: Omissions,
+    is_text_read: bool,
 ) -> None:
     """Add the data files in a folder and below it.
 
@@ -227,12 +245,16 @@ def _walk(
         return
     walked[identity] = folder
     above = (*above, identity)
-    for entry in _listed(folder):
+    entries = _listed(folder)
+    others = others_of_datasets(folder, {entry.name for entry in entries}, _content)
+    for entry in entries:
         name, path = entry.name, os.path.join(folder, entry.name)
-        if name.startswith(HIDDEN):
+        if name in others:
+            omissions[path] = OF_DATASETS, 1
+        elif name.startswith(HIDDEN):
             omissions[path] = _omitted_folder(path) if os.path.isdir(path) else (HIDDEN_FILE, 1)
         elif not _is_entry_a_folder(entry, path):
-            if (reason := _reason_to_leave(name)) is None:
+            if (reason := reason_to_leave(name, is_text_read)) is None:
                 files.append(path)
             else:
                 omissions[path] = reason, 1
@@ -241,7 +263,7 @@ def _walk(
         elif _identity(path) in above:
             omissions[path] = LOOP, 1
         else:
-            _walk(path, above, walked, files, omissions)
+            _walk(path, above, walked, files, omissions, is_text_read)
 
 
 def _refuse_files_of(before: str, folder: str, files: list[str]) -> None:
@@ -249,12 +271,6 @@ def _refuse_files_of(before: str, folder: str, files: list[str]) -> None:
     inside = sorted(path for path in files if path.startswith(before + os.sep))
     if inside:
         raise _comes_twice(folder + inside[0].removeprefix(before), inside[0])
-
-
-def _reason_to_leave(name: str) -> str | None:
-    if name.endswith(OWN_SUFFIXES):
-        return OWN_FILE
-    return None if DATA_NAME.search(name) else NO_DATA_NAME
 
 
 def _omitted_folder(path: str) -> tuple[str, int]:
@@ -290,11 +306,17 @@ def _is_folder(path: str) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         name = f"--input {Location(path).name}"
         if not os.path.islink(path):
-            raise OptionError(f"{name}: no such file") from None
+            raise OptionError(f"{name}: no such file{_hub_hint(path)}") from None
         target = Location(os.readlink(path)).name
         raise InputError(f"{name}: is a link to {target}, which does not exist; repair the link or remove it") from None
     except OSError as error:
         raise _unreadable(path, error) from None
+
+
+def _hub_hint(path: str) -> str:
+    """What to give if a dataset of the Hugging Face Hub was meant."""
+    is_name = HUB_NAME.fullmatch(path) and not os.path.splitext(path)[1]
+    return f"; a dataset of the Hugging Face Hub is hf://datasets/{path}" if is_name else ""
 
 
 def _is_there(path: str) -> bool:
@@ -334,9 +356,9 @@ def _refuse_twice(paths: Sequence[str]) -> None:
         raise OptionError("--input: standard input (-) can be read once only")
     names: dict[Identity | str, str] = {}
     for path in paths:
-        identity = _identity(path)
+        identity = (0, 0) if is_remote(path) else _identity(path)
         # Some network file systems have no inode numbers.
-        key = identity if identity[1] else os.path.realpath(path)
+        key = path if is_remote(path) else identity if identity[1] else os.path.realpath(path)
         if key in names:
             raise _comes_twice(path, names[key])
         names[key] = path
@@ -352,7 +374,7 @@ def _warnings(paths: Sequence[str]) -> list[str]:
     names: dict[str, str] = {}
     pairs = []
     for path in paths:
-        name = COMPRESSED_NAME.sub("", os.path.abspath(path))
+        name = COMPRESSED_NAME.sub("", path if is_remote(path) else os.path.abspath(path))
         if name in names:
             pairs.append((names[name], path))
         names[name] = path

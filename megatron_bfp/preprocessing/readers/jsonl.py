@@ -48,6 +48,8 @@ class LineBatch:
         """As ``Batch.num_lines``."""
         return len(self._lines)
 
+    num_left_out = 0
+
     def records(self, keys: Sequence[str]) -> Iterator[Record | BadDocument]:
         """Each line's texts under ``keys``, or what is wrong with it. Blank lines are skipped.
 
@@ -78,7 +80,11 @@ class LineBatch:
 
 
 def line_batches(
-    chunks: Iterable[bytes], path: str, first_byte: int = 0, is_checked: bool = False
+    chunks: Iterable[bytes],
+    path: str,
+    first_byte: int = 0,
+    is_checked: bool = False,
+    make: Callable[[str, int, int, bytes], LineBatch] = LineBatch,
 ) -> Iterator[LineBatch]:
     """Batches of whole lines, in order, each about as large as a chunk, or one line if that is longer.
 
@@ -86,7 +92,8 @@ def line_batches(
         chunks: the bytes of the file, or of a piece of it that begins where a line does.
         path: of the file, for batches and messages.
         first_byte: where the piece begins in the file.
-        is_checked: ``check_lines`` was called with the file's start.
+        is_checked: ``check_lines`` was called with the file's start, or it is not JSON.
+        make: the class of batches.
 
     Raises:
         InputError: it is not JSON Lines, or a line is longer than ``MAX_DOCUMENT_BYTES``.
@@ -99,7 +106,7 @@ def line_batches(
             check_lines(chunk, len(chunk) < BATCH_BYTES, path)
         cut = chunk.rfind(b"\n") + 1
         if cut:
-            batch = LineBatch(path, line, byte, b"".join([*unfinished, memoryview(chunk)[:cut]]))
+            batch = make(path, line, byte, b"".join([*unfinished, memoryview(chunk)[:cut]]))
             yield batch
             line, byte = line + batch.num_lines, byte + batch.num_bytes
             unfinished, size = [], 0
@@ -110,7 +117,7 @@ def line_batches(
                 f"{Location(path, line, byte)}: this line is longer than {MAX_DOCUMENT_BYTES >> 30} GiB; is it JSON?"
             )
     if size:
-        yield LineBatch(path, line, byte, b"".join(unfinished))
+        yield make(path, line, byte, b"".join(unfinished))
 
 
 def line_chunks(file: BinaryIO, begin: int, end: int) -> tuple[int, Iterator[bytes]]:

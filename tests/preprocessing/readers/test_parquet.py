@@ -9,7 +9,7 @@ from helpers.datasets import DATA
 
 from megatron_bfp import InputError
 from megatron_bfp.commands import preprocess as command
-from megatron_bfp.preprocessing.readers import parquet as parquet_reader
+from megatron_bfp.preprocessing.readers import columns
 from megatron_bfp.preprocessing.readers.documents import BadDocument
 from megatron_bfp.preprocessing.readers.parquet import row_batches
 
@@ -73,7 +73,7 @@ def test_nulls_and_what_is_not_utf_8_are_bad_rows():
 
 
 def test_a_text_that_is_too_long_is_a_bad_row(monkeypatch):
-    monkeypatch.setattr(parquet_reader, "MAX_DOCUMENT_BYTES", 3)
+    monkeypatch.setattr(columns, "MAX_DOCUMENT_BYTES", 3)
     records = read(written({"text": ["abc", "abcd"]}))
     assert records[0].texts == ["abc"] and "row 2: 'text' holds a text longer than" in str(records[1])
 
