@@ -49,6 +49,11 @@ class Parser(argparse.ArgumentParser):
         """Raise an OptionError."""
         raise OptionError(message)
 
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """As argparse's, which hides that a long help text could not be written."""
+        if message:
+            (file or sys.stderr).write(message)
+
 
 def dataset_prefix(path: str) -> str:
     """The prefix of the dataset that a path names, for ``type=`` of an option.

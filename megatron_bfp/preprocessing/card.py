@@ -7,7 +7,7 @@ the number of workers and however often the job was killed. What the run did is 
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from threading import Thread
 from typing import Any
 
@@ -167,13 +167,6 @@ def card_page(prefix: str, card: dict[str, Any]) -> str:
 
 
 def _dataset_section(key: str, dataset: dict[str, Any]) -> str:
-    lengths = dataset["lengths"]
-    numbers = [name for name in lengths if name != "histogram"]
-    most = max([1, *(row["documents"] for row in lengths["histogram"])])
-    bars = [
-        [f"{row['longest']:,}", row["documents"], row["tokens"], "█" * -(-row["documents"] * BAR // most)]
-        for row in lengths["histogram"]
-    ]
     files = [[f"`{file['name']}`", file["bytes"]] for file in dataset["files"]]
     hashes = "\n".join(f"{file['sha256']}  {file['name']}" for file in dataset["files"])
     return "\n\n".join(
@@ -181,14 +174,25 @@ def _dataset_section(key: str, dataset: dict[str, Any]) -> str:
             f"## {dataset['name']}",
             f"Texts under `{key}`: {dataset['documents']:,} documents ({dataset['empty_documents_left_out']:,} empty "
             f"ones left out), {dataset['tokens']:,} tokens, {dataset['dtype']}.",
-            "Tokens per document:",
-            format_table(numbers, [[lengths[name] for name in numbers]], markdown=True),
-            format_table(["up to", "documents", "tokens", "share of documents"], bars, markdown=True, width=None),
+            *(_length_tables(dataset["lengths"]) if dataset["documents"] else ()),
             format_table(["file", "bytes"], files, markdown=True, width=None),
             "Check the files with `sha256sum --check`:",
             f"```\n{hashes}\n```",
         ]
     )
+
+
+def _length_tables(lengths: dict[str, Any]) -> Iterator[str]:
+    """Percentiles, and the histogram as bars of text: every viewer of Markdown shows them."""
+    names, histogram = [name for name in lengths if name != "histogram"], lengths["histogram"]
+    most = max(row["documents"] for row in histogram)
+    bars = [
+        [f"{row['longest']:,}", row["documents"], row["tokens"], "█" * -(-row["documents"] * BAR // most)]
+        for row in histogram
+    ]
+    yield "Tokens per document:"
+    yield format_table(names, [[lengths[name] for name in names]], markdown=True)
+    yield format_table(["up to", "documents", "tokens", "share of documents"], bars, markdown=True, width=None)
 
 
 def _lengths(dataset: IndexedDataset, progress: Progress) -> dict[str, Any]:

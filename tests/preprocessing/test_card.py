@@ -93,3 +93,9 @@ def test_without_a_card_no_file_is_hashed(job, tmp_path, monkeypatch):
     monkeypatch.setattr(card.FileHash, "__init__", lambda *_: pytest.fail("a file is hashed"))
     write_datasets(Job(**{**vars(job), "card": False}))
     assert not list(tmp_path.glob("*.card.*"))
+
+
+def test_a_part_without_documents_has_a_card_too(job, tmp_path):
+    write_datasets(Job(**{**vars(job), "part": (7, 8)}))
+    page = (tmp_path / "out-00007-of-00008.card.md").read_text()
+    assert "This is part 7 (from 0) of 8." in page and "0 documents" in page and "Tokens per document" not in page
