@@ -67,7 +67,7 @@ def alike(figures, others):
 def test_experts_are_balanced_in_each_sequence(run, layout):
     """As in micro-batches of one sequence on one rank. The control: as joined rows, other losses.
 
-    Where a rank has whole rows, Megatron-LM separates them itself.
+    If a rank has whole rows, Megatron-LM separates them itself.
     """
     ranks, options = LAYOUTS[layout]
     options = [*BY_SEQUENCE, *options, "--micro-batch-size", 4 if ranks == 2 else 2]
