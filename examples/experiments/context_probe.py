@@ -43,6 +43,7 @@ from .data_methods import (
     add_run_options,
     by_method,
     check_run_options,
+    check_settings,
     chosen_methods,
     method_runs,
     seeds_of,
@@ -117,7 +118,11 @@ def share_cut(documents: Documents, seed: int) -> float:
 
 
 def probe_runs(folder: str, steps: int, seeds: Sequence[int], methods: Methods = METHODS) -> list[TrainingRun]:
-    """The runs, ordered by seed and then by method. Writes their data."""
+    """The runs, ordered by seed and then by method. Writes their data.
+
+    Raises:
+        OptionError: the folder has runs with other settings.
+    """
     os.makedirs(folder, exist_ok=True)
     prefix, tokenizer = os.path.join(folder, "data"), os.path.join(folder, "tokenizer.json")
     if not os.path.exists(tokenizer):
@@ -129,8 +134,9 @@ def probe_runs(folder: str, steps: int, seeds: Sequence[int], methods: Methods =
     options = {"num-layers": 2, "hidden-size": 64, "ffn-hidden-size": 192, "num-attention-heads": 4}
     options |= {"seq-length": SEQ_LENGTH, "micro-batch-size": BATCH, "train-iters": steps, "num-workers": 0}
     options |= {"init-method-std": 0.1, "lr": 5e-3, "min-lr": 5e-4, "lr-warmup-iters": steps // 20, "log-interval": 10}
-    options |= {"save-interval": max(1, steps // POINTS), "data-path": prefix, "split": 1}
-    options |= {"tokenizer-model": tokenizer, "eod-token": EOD}
+    options |= {"save-interval": max(1, steps // POINTS)}
+    check_settings(folder, (options, NAMES, VALUES, WORDS, PAIRS, HELD_OUT))
+    options |= {"data-path": prefix, "split": 1, "tokenizer-model": tokenizer, "eod-token": EOD}
     return method_runs(folder, methods, seeds, options)
 
 

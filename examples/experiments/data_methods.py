@@ -2,11 +2,14 @@
 packing with its options."""
 
 import argparse
+import json
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from megatron_bfp.arguments import checked_count
+from megatron_bfp.errors import OptionError
+from megatron_bfp.files import write_whole
 
 from .intervals import checked_seeds
 from .training_runs import TrainingRun
@@ -86,6 +89,20 @@ def check_run_options(options: argparse.Namespace) -> None:
     checked_seeds(options.seeds)
     checked_count("--first-seed", options.first_seed)
     checked_count("--jobs", options.jobs)
+
+
+def check_settings(folder: str, settings: object) -> None:
+    """Refuse a folder with runs that have other settings, such as those of an older version of the experiment.
+
+    Raises:
+        OptionError: it has such runs.
+    """
+    path = os.path.join(folder, "settings.json")
+    if not os.path.exists(path):
+        write_whole(path, json.dumps({"settings": repr(settings)}).encode())
+    with open(path, encoding="utf-8") as file:
+        if json.load(file)["settings"] != repr(settings):
+            raise OptionError(f"--output {folder}: has runs with other settings; give another folder")
 
 
 def seeds_of(options: argparse.Namespace) -> range:

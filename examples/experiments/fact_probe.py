@@ -39,6 +39,7 @@ from .data_methods import (
     add_run_options,
     by_method,
     check_run_options,
+    check_settings,
     chosen_methods,
     method_runs,
     seeds_of,
@@ -145,7 +146,11 @@ def questions(facts: Facts, seed: int) -> np.ndarray:
 
 
 def fact_runs(folder: str, facts: Facts, seeds: Sequence[int], methods: Methods = METHODS) -> list[TrainingRun]:
-    """The runs, ordered by seed and then by method. Writes their data."""
+    """The runs, ordered by seed and then by method. Writes their data.
+
+    Raises:
+        OptionError: the folder has runs with other settings.
+    """
     os.makedirs(folder, exist_ok=True)
     prefix, tokenizer = os.path.join(folder, "data"), os.path.join(folder, "tokenizer.json")
     if not os.path.exists(tokenizer):
@@ -158,6 +163,7 @@ def fact_runs(folder: str, facts: Facts, seeds: Sequence[int], methods: Methods 
     options = {"num-layers": 2, "hidden-size": 64, "ffn-hidden-size": 192, "num-attention-heads": 4}
     options |= {"seq-length": SEQ_LENGTH, "micro-batch-size": BATCH, "train-iters": steps, "num-workers": 0}
     options |= {"init-method-std": 0.1, "lr": 5e-3, "min-lr": 5e-4, "lr-warmup-iters": steps // 20, "log-interval": 20}
+    check_settings(folder, (options, VALUES, WORDS, LONG, QUESTION_WORDS, QUESTIONS, OCCURRENCES))
     options |= {"data-path": prefix, "split": 1, "tokenizer-model": tokenizer, "eod-token": EOD}
     return method_runs(folder, methods, seeds, options)
 

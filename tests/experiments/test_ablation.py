@@ -14,7 +14,7 @@ from experiments.ablation.command import Sampling, prompts_and_continuations
 from experiments.ablation.data import CorpusSize, choose
 from experiments.ablation.held_out import HeldOut
 from experiments.ablation.report import Result, report
-from experiments.data_methods import COMPARISONS, METHODS, PACKING_OPTIONS, chosen_methods
+from experiments.data_methods import COMPARISONS, METHODS, PACKING_OPTIONS, check_settings, chosen_methods
 from experiments.intervals import Interval, checked_seeds, over_items, over_seeds, seeds_needed, verdict
 from helpers.launching import ENVIRONMENT
 
@@ -169,6 +169,13 @@ def test_the_report_has_the_numbers_and_what_they_say():
     assert "Between packing and concatenation, document mask, no difference in perplexity shows" in text
 
 
+def test_a_folder_with_other_settings_is_refused(tmp_path):
+    check_settings(str(tmp_path), ("a", 1))
+    check_settings(str(tmp_path), ("a", 1))
+    with pytest.raises(OptionError, match="other settings"):
+        check_settings(str(tmp_path), ("a", 2))
+
+
 def test_packing_options_are_compared_with_packing():
     methods, comparisons = chosen_methods(packing_options=True)
     assert set(methods) == {*METHODS, *PACKING_OPTIONS} and comparisons[:3] == COMPARISONS
@@ -203,7 +210,12 @@ def test_the_full_size_is_commands_of_the_launchers(tmp_path):
         assert command[0] == "DATA_PATH=0.4 A 0.6 B" and command[3:5] == ["bash", "examples/cluster/launch/slurm.sh"]
         assert "llama_7b_code_2k" in command[5] and command[-2] == "--seed"
     assert sum("_concat_masked.sh" in command[5] for command in commands) == 8
-    for wrong in (["--size", "full"], ["--size", "cpu", "--seeds", 1], ["--size", "cpu"]):
+    for wrong in (
+        ["--size", "full"],
+        ["--size", "full", "--lr", 0.1],
+        ["--size", "cpu", "--seeds", 1],
+        ["--size", "cpu"],
+    ):
         done = run(*wrong, "--output", tmp_path / "out")
         assert done.returncode == 2 and len(done.stderr.splitlines()) == 1, done.stderr
 

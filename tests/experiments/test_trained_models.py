@@ -2,8 +2,13 @@
 models."""
 
 import dataclasses
+import json
+import os
+import shutil
+import signal
 import subprocess
 import sys
+import time
 import types
 
 import numpy as np
@@ -190,13 +195,35 @@ def test_a_trainer_that_fails_is_an_error_that_names_its_log(tiny_runs):
 
 
 @pytest.mark.slow
-def test_the_probe_runs_as_a_whole(tmp_path):
+def test_the_probe_gives_the_same_results_after_a_kill(tmp_path):
+    """A minute of training. All processes are killed after the first checkpoint, and the same command goes on; then the
+    run that was killed is made again undisturbed."""
     command = [sys.executable, str(ROOT / "examples" / "context_probe.py"), "--output", str(tmp_path)]
     command += ["--steps", "40", "--seeds", "2", "--jobs", "2"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=ENVIRONMENT)
-    assert done.returncode == 0, done.stderr[-3000:]
-    text = (tmp_path / "context_probe.md").read_text()
-    assert text.strip() in done.stdout
+    killed = subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL, env=ENVIRONMENT)
+    run = tmp_path / "steps40" / "concat_seed1"
+    end = time.monotonic() + 300
+    while not [*run.glob("checkpoints/*/complete.json")]:
+        assert killed.poll() is None and time.monotonic() < end
+        time.sleep(0.05)
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.wait()
+    assert not (run / "result.json").exists()
+
+    def finish():
+        done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=ENVIRONMENT)
+        assert done.returncode == 0, done.stderr[-3000:]
+        text = (tmp_path / "context_probe.md").read_text()
+        assert text.strip() in done.stdout
+        return text, done.stderr
+
+    text, progress = finish()
+    assert (run / "train.log").read_text().count("attention kernel") == 2, "not resumed"
+    assert "6 of 6 runs are done, about 0 minutes left" in progress
     assert (tmp_path / "context_probe.png").read_bytes().startswith(b"\x89PNG")
-    again = subprocess.run(command, capture_output=True, text=True, timeout=900, env=ENVIRONMENT)
-    assert again.returncode == 0 and text.strip() in again.stdout and "training" not in again.stderr
+    result = json.loads((run / "result.json").read_text())
+    shutil.rmtree(run)
+    again, progress = finish()
+    assert json.loads((run / "result.json").read_text()) == result and again == text
+    assert progress.count("trained in") == 1
+    assert "training" not in finish()[1]

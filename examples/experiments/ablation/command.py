@@ -17,6 +17,7 @@ import argparse
 import dataclasses
 import io
 import json
+import math
 import os
 import shlex
 from collections.abc import Sequence
@@ -41,6 +42,7 @@ from ..data_methods import (
     add_run_options,
     by_method,
     check_run_options,
+    check_settings,
     chosen_methods,
     method_runs,
     run_folder,
@@ -95,7 +97,7 @@ SIZES = {
     "gpu": Size(
         _model(6, 512, 1536, 8)
         | {"seq-length": 1024, "micro-batch-size": 32, "global-batch-size": 32, "lr": 2e-3, "bf16": True},
-        CorpusSize(train_bytes=60_000_000, valid_documents=1000, longest=8_000, vocab_size=8192),
+        CorpusSize(train_bytes=40_000_000, valid_documents=1000, longest=8_000, vocab_size=8192),
         Sampling(prompts=512, completions=8, prompt_tokens=384, completion_tokens=192),
     ),
 }
@@ -106,7 +108,7 @@ FULL_SAMPLING = Sampling(prompts=1024, completions=8, prompt_tokens=512, complet
 def chosen_size(options: argparse.Namespace) -> Size:
     """The size that is trained here, with the learning rate of ``--lr``."""
     size = SIZES[options.size]
-    return dataclasses.replace(size, options=size.options | {"lr": options.lr or size.options["lr"]})
+    return size if options.lr is None else dataclasses.replace(size, options=size.options | {"lr": options.lr})
 
 
 def small_runs(
@@ -130,8 +132,10 @@ def full_runs(options: argparse.Namespace) -> tuple[list[TrainingRun], list[str]
     """The runs of the recipes, and the command for each.
 
     Raises:
-        OptionError: an option is missing.
+        OptionError: an option is missing, or not for this size.
     """
+    if options.packing_options or options.lr is not None:
+        raise OptionError("--size full takes neither --packing-options nor --lr: its runs are those of the recipes")
     for name in ("data_path", "valid_data", "tokenizer_model"):
         if getattr(options, name) is None:
             raise OptionError(f"--size full needs --{name.replace('_', '-')}")
@@ -245,9 +249,9 @@ def main() -> None:
     """
     options = _parse()
     os.makedirs(options.output, exist_ok=True)
-    _check_settings(options)
     methods, comparisons = METHODS, COMPARISONS
     if options.size == "full":
+        check_settings(options.output, (FULL_RECIPE, FULL_SAMPLING))
         (runs, commands), valid, sampling = full_runs(options), options.valid_data, FULL_SAMPLING
         missing = [command for training, command in zip(runs, commands) if not training.is_done()]
         for training in runs:
@@ -259,6 +263,7 @@ def main() -> None:
             return
     else:
         size = chosen_size(options)
+        check_settings(options.output, (size, WARMUP_PART))
         sampling = size.sampling
         methods, comparisons = chosen_methods(options.packing_options)
         runs, valid = small_runs(options.output, size, seeds_of(options), methods)
@@ -272,21 +277,6 @@ def main() -> None:
     draw(figure, results, held_out, methods, comparisons)
     write_whole(os.path.join(options.output, "ablation.md"), (text + "\n").encode())
     print(text, f"Figure: {figure}", sep="\n\n", flush=True)
-
-
-def _check_settings(options: argparse.Namespace) -> None:
-    """Refuse a folder with runs of another size, or of an older definition of this size.
-
-    Raises:
-        OptionError: it has such runs.
-    """
-    path = os.path.join(options.output, "size.json")
-    size = repr((FULL_RECIPE, FULL_SAMPLING) if options.size == "full" else chosen_size(options))
-    if not os.path.exists(path):
-        write_whole(path, json.dumps({"size": size}).encode())
-    with open(path, encoding="utf-8") as file:
-        if json.load(file)["size"] != size:
-            raise OptionError(f"--output {options.output}: has runs of another size; give another folder")
 
 
 def _parse() -> argparse.Namespace:
@@ -319,6 +309,8 @@ def _parse() -> argparse.Namespace:
     )
     options = parser.parse_args()
     check_run_options(options)
+    if options.lr is not None and not 0 < options.lr < math.inf:
+        raise OptionError(f"--lr {options.lr}: must be above 0")
     return options
 
 
