@@ -5,9 +5,9 @@ facts whose number of occurrences is known.
 
 Each document has a subject as its first word, and states its value once, in its second half:
 
-    s17 w3 w0 w5 w1 w6 fact v9 w2 <eod>
+    s17 w3 w0 w2 w1 w1 fact v9 w2 <eod>
 
-A subject's value is always the same. It has 4, 8, 16, 32 or 64 documents, either all short or all long: near the
+A subject's value is always the same. It has 16, 32, 64, 128 or 256 documents, either all short or all long: near the
 sequence length. If a cut comes between subject and value, the document teaches nothing. Concatenation does this to most
 long documents and to few short ones, packing to none. After one epoch, models are asked for the values without the
 documents: by the subject, a few new words, and ``fact``.
@@ -48,13 +48,13 @@ from .intervals import over_seeds
 from .synthetic_data import EOD, write_documents, write_tokenizer
 from .training_runs import TrainingRun, say, train_all
 
-SEQ_LENGTH = 128
+SEQ_LENGTH = 64
 BATCH = 8
-OCCURRENCES = (4, 8, 16, 32, 64)
+OCCURRENCES = (16, 32, 64, 128, 256)
 """Documents that state a fact."""
 KINDS = ("short", "long")
-VALUES, WORDS = 16, 8
-LONG = (3 * SEQ_LENGTH // 4, SEQ_LENGTH - 8)
+VALUES, WORDS = 16, 4
+LONG = (3 * SEQ_LENGTH // 4, SEQ_LENGTH - 4)
 """Shortest and longest of the long documents, tokens; the short ones fill their sequences."""
 QUESTION_WORDS = 8
 """Words between the subject and ``fact`` in a question."""
@@ -306,7 +306,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument(
         "--subjects",
         type=int,
-        default=32,
+        default=8,
         metavar="N",
         help="facts for each number of occurrences and kind of documents (default: %(default)s)",
     )

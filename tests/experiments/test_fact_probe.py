@@ -40,11 +40,11 @@ def test_packing_parts_no_fact_and_fills_its_sequences():
 
 
 def test_lost_facts_are_those_with_a_cut_between_subject_and_value():
-    lengths = np.array([100, 28, 100, 100, 28, 28])  # cuts at 128, 256, 384 of 384
-    stated = np.array([90, 20, 99, 99, 20, 20])
-    assert fact_probe.share_lost(lengths, stated, True) == pytest.approx(1 / 3)  # only the third goes past a cut
-    assert fact_probe.share_lost(lengths, np.array([90, 20, 99, 28, 20, 20]), True) == 0
-    assert fact_probe.share_lost(lengths, np.array([90, 20, 99, 29, 20, 20]), True) == pytest.approx(1 / 3)
+    lengths = np.array([50, 14, 50, 50, 14, 14])  # cuts at 64 and 128; the fourth document goes past the second
+    for value, lost in ((40, 1 / 3), (15, 1 / 3), (14, 0)):
+        stated = np.array([40, 9, 49, value, 9, 9])
+        assert fact_probe.share_lost(lengths, stated, True) == pytest.approx(lost)
+        assert fact_probe.share_lost(lengths, stated, False) == 0
 
 
 def test_questions_are_of_the_subject_and_new_words():
@@ -75,13 +75,13 @@ def test_the_fact_probe_runs_as_a_whole(tmp_path):
     """A minute of training; then one run is lost, and the same command makes it again with the same numbers."""
     pytest.importorskip("deepspeed")
     command = [sys.executable, str(ROOT / "examples" / "fact_probe.py"), "--output", str(tmp_path)]
-    command += ["--subjects", "2", "--seeds", "2", "--jobs", "2"]
+    command += ["--subjects", "1", "--seeds", "2", "--jobs", "2"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=ENVIRONMENT)
     assert done.returncode == 0, done.stderr[-3000:]
     text = (tmp_path / "fact_probe.md").read_text()
     assert text.strip() in done.stdout and "| packing " in text
     assert (tmp_path / "fact_probe.png").read_bytes().startswith(b"\x89PNG")
-    lost = tmp_path / "subjects2" / "pack_seed2"
+    lost = tmp_path / "subjects1" / "pack_seed2"
     (lost / "result.json").unlink()
     for path in lost.glob("checkpoints/*/complete.json"):
         path.unlink()
