@@ -69,7 +69,7 @@ ROWS = 64
 POINTS = 20
 """Checkpoints at which models are measured, evenly spaced."""
 LEARNED = 80.0
-"""Percent of the values right, from which on a model has learned the task."""
+"""Percent of the values right, with which a model has learned the task."""
 
 
 class Documents(NamedTuple):
@@ -207,8 +207,8 @@ def area(result: Result, counts: np.ndarray) -> np.ndarray:
 
 
 def steps_until_learned(result: Result) -> float:
-    """The step from which on ``LEARNED`` percent are right, interpolated between checkpoints; infinite if the training
-    ends before."""
+    """The first step after which ``LEARNED`` percent are right, interpolated between checkpoints; infinite if there is
+    none."""
     shares = {0: 0.0} | {iteration: float(values.mean()) for iteration, values in sorted(result.right.items())}
     before = 0
     for iteration, share in shares.items():
