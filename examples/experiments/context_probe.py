@@ -10,10 +10,17 @@ Names have other values in every document, so what follows a name can only be kn
 0.5 to 0.9 of the sequence length, and comes with a shorter one of words only, which fills the sequence. Concatenation
 cuts most documents, and uses lose their definitions; packing cuts none. Small transformers are trained for one epoch on
 either, and must predict the values in whole documents that they have not seen.
+
+The endpoint, decided before the runs: the share of values predicted right, as the mean over the 20 checkpoints of the
+training (the area under its curve), and its difference between methods with the same seed. Steps until 80 % are right
+are reported beside it. The area was chosen because every run has one. A run that never reaches 80 % has no number of
+steps, only a lower bound, and a mean with such bounds flatters the method that learns last. The area also needs no end
+of the training that is late enough for all methods, yet early enough to show a difference.
 """
 
 import argparse
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -27,8 +34,21 @@ from megatron_bfp.files import write_whole
 from megatron_bfp.progress import terminal_progress
 from megatron_bfp.tables import format_table
 
-from .data_methods import BASELINE, METHODS
-from .intervals import checked_seeds, over_items, over_seeds, verdict
+from .comparisons import Endpoint, comparison_part, draw_curves
+from .data_methods import (
+    BASELINE,
+    METHODS,
+    Comparison,
+    Methods,
+    add_run_options,
+    by_method,
+    check_run_options,
+    check_settings,
+    chosen_methods,
+    method_runs,
+    seeds_of,
+)
+from .intervals import over_seeds
 from .synthetic_data import EOD, write_documents, write_tokenizer
 from .training_runs import TrainingRun, say, train_all
 
@@ -42,12 +62,14 @@ VOCABULARY += [f"n{name}=v{value}" for name in range(NAMES) for value in range(V
 FIRST_WORD = len(VOCABULARY)
 VOCABULARY += [f"w{word}" for word in range(WORDS)]
 EOD_ID = len(VOCABULARY)
-HELD_OUT = 512
+HELD_OUT = 256
 """Documents that models are measured on."""
 ROWS = 64
 """Documents per forward pass of the measurement."""
 POINTS = 20
-"""Checkpoints at which models are measured."""
+"""Checkpoints at which models are measured, evenly spaced."""
+LEARNED = 80.0
+"""Percent of the values right, with which a model has learned the task."""
 
 
 class Documents(NamedTuple):
@@ -95,8 +117,12 @@ def share_cut(documents: Documents, seed: int) -> float:
     return float(((starts + documents.definitions) // SEQ_LENGTH != (starts + documents.uses) // SEQ_LENGTH).mean())
 
 
-def probe_runs(folder: str, steps: int, seeds: int) -> list[TrainingRun]:
-    """The runs, ordered by seed and then by method. Writes their data."""
+def probe_runs(folder: str, steps: int, seeds: Sequence[int], methods: Methods = METHODS) -> list[TrainingRun]:
+    """The runs, ordered by seed and then by method. Writes their data.
+
+    Raises:
+        OptionError: the folder has runs with other settings.
+    """
     os.makedirs(folder, exist_ok=True)
     prefix, tokenizer = os.path.join(folder, "data"), os.path.join(folder, "tokenizer.json")
     if not os.path.exists(tokenizer):
@@ -108,15 +134,10 @@ def probe_runs(folder: str, steps: int, seeds: int) -> list[TrainingRun]:
     options = {"num-layers": 2, "hidden-size": 64, "ffn-hidden-size": 192, "num-attention-heads": 4}
     options |= {"seq-length": SEQ_LENGTH, "micro-batch-size": BATCH, "train-iters": steps, "num-workers": 0}
     options |= {"init-method-std": 0.1, "lr": 5e-3, "min-lr": 5e-4, "lr-warmup-iters": steps // 20, "log-interval": 10}
-    options |= {"save-interval": max(1, steps // POINTS), "data-path": prefix, "split": 1}
-    options |= {"tokenizer-model": tokenizer, "eod-token": EOD}
-    runs = []
-    for seed in range(1, seeds + 1):
-        for name, method in METHODS.items():
-            own = os.path.join(folder, f"{name}_seed{seed}")
-            of_run = {"seed": seed, "data-cache-path": os.path.join(own, "cache")}
-            runs.append(TrainingRun(f"{name}, seed {seed}", own, {**options, **method.options, **of_run}))
-    return runs
+    options |= {"save-interval": max(1, steps // POINTS)}
+    check_settings(folder, (options, NAMES, VALUES, WORDS, PAIRS, HELD_OUT))
+    options |= {"data-path": prefix, "split": 1, "tokenizer-model": tokenizer, "eod-token": EOD}
+    return method_runs(folder, methods, seeds, options)
 
 
 class Result(NamedTuple):
@@ -175,51 +196,86 @@ def predicted_values(training: TrainingRun, iteration: int, documents: Documents
     return np.concatenate(is_right), np.concatenate(probability)
 
 
-def report(results: Mapping[str, Sequence[Result]]) -> str:
-    """A table for each measure, with a verdict.
+def area(result: Result, counts: np.ndarray) -> np.ndarray:
+    """The endpoint: percent of the values right, as the mean over the checkpoints, float64 [samples].
 
     Args:
-        results: for each of ``METHODS``, its runs in the order of their seeds.
+        counts: how often each document is in a sample, int64 [samples, documents].
     """
-    seeds = len(results[BASELINE])
-    counts = f"{HELD_OUT:,} held-out documents, {PAIRS} uses each; chance is {100 / VALUES:.1f} %. {seeds} seeds; "
-    return "\n\n".join([*(_part(results, name, title) for name, title in MEASURES.items()), counts + "95 % intervals."])
+    by_document = np.mean([*result.right.values()], axis=0)
+    return counts @ by_document / counts.sum(axis=1)
 
 
-def _part(results: Mapping[str, Sequence[Result]], measured: str, title: str) -> str:
-    """The table of one measure, after a tenth, a fifth, a half and all of the training."""
-    of_method = {method: [getattr(result, measured) for result in runs] for method, runs in results.items()}
-    iterations = sorted(of_method[BASELINE][0])
-    shown = sorted({iterations[max(0, len(iterations) * part // 20 - 1)] for part in (2, 4, 10, 20)})
-    rows, said = [], []
-    for method, (name, _) in METHODS.items():
-        row = [name]
-        row += [over_seeds([float(run[i].mean()) for run in of_method[method]]).text(1) for i in shown]
-        if method == BASELINE:
-            rows.append([*row, "-", "-"])
-            continue
-        pairs = [ours[shown[-1]] - theirs[shown[-1]] for ours, theirs in zip(of_method[method], of_method[BASELINE])]
-        seeds, mean = over_seeds([float(pair.mean()) for pair in pairs]), np.mean(pairs, axis=0)
-        intervals = (seeds, over_items(lambda counts: counts @ mean / len(mean), len(mean), seeds.mean))
-        rows.append([*row, *(interval.text(1) for interval in intervals)])
-        said.append(verdict(name, METHODS[BASELINE].title, f"the {title} at the end", intervals))
+def steps_until_learned(result: Result) -> float:
+    """The first step after which ``LEARNED`` percent are right, interpolated between checkpoints; infinite if there is
+    none."""
+    shares = {0: 0.0} | {iteration: float(values.mean()) for iteration, values in sorted(result.right.items())}
+    before = 0
+    for iteration, share in shares.items():
+        if share >= LEARNED:
+            return before + (iteration - before) * (LEARNED - shares[before]) / (share - shares[before])
+        before = iteration
+    return math.inf
+
+
+def report(results: Mapping[str, Sequence[Result]], methods: Methods, comparisons: Sequence[Comparison]) -> str:
+    """The endpoint with its differences and verdicts, and the curves in numbers.
+
+    Args:
+        results: for each method, its runs in the order of their seeds.
+    """
+    seeds, steps = len(results[BASELINE]), max(results[BASELINE][0].right)
+    rows = []
+    for method, (name, _) in methods.items():
+        areas = over_seeds([float(area(result, np.ones((1, HELD_OUT)))[0]) for result in results[method]])
+        rows.append([name, areas.text(1), _learning(results[method], steps)])
+    header = ["", "endpoint: values right, mean over the training, %", f"steps until {LEARNED:.0f} %, median"]
+    counted = f"{HELD_OUT:,} held-out documents, {PAIRS} uses each; chance is {100 / VALUES:.1f} %. {seeds} seeds, "
+    counted += f"{steps:,} steps; 95 % intervals."
+    endpoint = Endpoint("the endpoint", area, HELD_OUT, width=10.0, unit="points")
+    return "\n\n".join(
+        [
+            format_table(header, rows, markdown=True, width=None),
+            comparison_part(endpoint, results, methods, comparisons),
+            *(_curve(results, methods, measured, title) for measured, title in MEASURES.items()),
+            counted,
+        ]
+    )
+
+
+def _learning(results: Sequence[Result], steps: int) -> str:
+    """The median and the range of the steps until the task is learned."""
+    numbers = sorted(map(steps_until_learned, results))
+    low, high, middle = numbers[0], numbers[-1], float(np.median(numbers))
+    texts = [f"{number:.0f}" if math.isfinite(number) else f"above {steps}" for number in (middle, low, high)]
+    return f"{texts[0]} ({texts[1]} to {texts[2]})"
+
+
+def _curve(results: Mapping[str, Sequence[Result]], methods: Methods, measured: str, title: str) -> str:
+    """The table of one measure, after a fifth, two fifths, ... of the training."""
+    iterations = sorted(results[BASELINE][0].right)
+    shown = sorted({iterations[max(0, len(iterations) * part // 5 - 1)] for part in range(1, 6)})
+    rows = []
+    for method, (name, _) in methods.items():
+        of_runs = [getattr(result, measured) for result in results[method]]
+        rows.append([name, *(over_seeds([float(run[i].mean()) for run in of_runs]).text(1) for i in shown)])
     header = [f"{title}, %", *(f"{iteration:,} steps" for iteration in shown)]
-    header += ["difference at the end, points, over seeds", "over documents"]
-    return f"{format_table(header, rows, markdown=True, width=None)}\n\n{' '.join(said)}"
+    return format_table(header, rows, markdown=True, width=None)
 
 
-def draw(path: str, results: Mapping[str, Sequence[Result]]) -> None:
-    """Draw both measures over the training, a line per run."""
+def draw(path: str, results: Mapping[str, Sequence[Result]], methods: Methods) -> None:
+    """Draw both measures over the training: the mean of the runs with its interval, and a thin line per run."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 4), layout="constrained")
     for axes, (measured, label) in zip(figure.subplots(1, 2, sharey=True), MEASURES.items()):
-        for number, (method, (title, _)) in enumerate(METHODS.items()):
-            for seed, result in enumerate(results[method]):
-                means = {iteration: values.mean() for iteration, values in sorted(getattr(result, measured).items())}
-                axes.plot(*zip(*means.items()), color=f"C{number}", linewidth=1.2, label=None if seed else title)
+        for number, (method, (title, _)) in enumerate(methods.items()):
+            iterations = sorted(results[method][0].right)
+            of_runs = [[getattr(result, measured)[i].mean() for i in iterations] for result in results[method]]
+            draw_curves(axes, iterations, of_runs, f"C{number}", title)
         axes.axhline(100 / VALUES, color="0.6", linestyle=":", label="chance")
         axes.set_xlabel("step")
+        axes.set_ylim(0, 102)
         axes.set_title(f"{label} (%)")
         axes.grid(color="0.92")
     axes.legend()
@@ -234,14 +290,14 @@ def main() -> None:
     """
     options = _parse()
     folder = os.path.join(options.output, f"steps{options.steps}")
-    runs = probe_runs(folder, options.steps, options.seeds)
-    for training in train_all(runs, options.jobs):
+    methods, comparisons = chosen_methods(options.packing_options)
+    runs = probe_runs(folder, options.steps, seeds_of(options), methods)
+    for training in train_all(runs, options.jobs, measure):
         say(f"{training.name}: {measure(training).right[options.steps].mean():.1f} % of the values are right")
-    results = [measure(training) for training in runs]
-    by_method = {method: results[number :: len(METHODS)] for number, method in enumerate(METHODS)}
-    text = report(by_method)
+    results = by_method(methods, [measure(training) for training in runs])
+    text = report(results, methods, comparisons)
     figure = os.path.join(options.output, "context_probe.png")
-    draw(figure, by_method)
+    draw(figure, results, methods)
     write_whole(os.path.join(options.output, "context_probe.md"), (text + "\n").encode())
     print(text, f"Figure: {figure}", sep="\n\n", flush=True)
 
@@ -251,13 +307,11 @@ def _parse() -> argparse.Namespace:
     parser.add_argument(
         "--output", required=True, metavar="FOLDER", help="for data, models, table and figure (required)"
     )
-    parser.add_argument("--steps", type=int, default=1000, metavar="N", help="of training (default: %(default)s)")
-    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="runs per method (default: %(default)s)")
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="trainings at a time (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=500, metavar="N", help="of training (default: %(default)s)")
+    add_run_options(parser, seeds=8)
     options = parser.parse_args()
     checked_count("--steps", options.steps)
-    checked_count("--jobs", options.jobs)
-    checked_seeds(options.seeds)
+    check_run_options(options)
     return options
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from megatron_bfp.errors import OptionError
 
 STUDENT_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+STUDENT_T += (2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093)
 """97.5 % quantiles of Student's t for 1, 2, ... degrees of freedom."""
 MOST_SEEDS = len(STUDENT_T) + 1
 RESAMPLES = 2000
@@ -46,6 +47,14 @@ def over_seeds(values: Sequence[float]) -> Interval:
     mean = float(np.mean(values))
     half = STUDENT_T[len(values) - 2] * float(np.std(values, ddof=1)) / math.sqrt(len(values))
     return Interval(mean, mean - half, mean + half)
+
+
+def seeds_needed(values: Sequence[float], width: float) -> int | None:
+    """How many seeds make the t interval of a mean narrower than ``width``, from high end to low end, if they spread
+    like these. None: more than ``MOST_SEEDS``."""
+    spread = float(np.std(values, ddof=1))
+    widths = {seeds: 2 * STUDENT_T[seeds - 2] * spread / math.sqrt(seeds) for seeds in range(2, MOST_SEEDS + 1)}
+    return next((seeds for seeds, reached in widths.items() if reached < width), None)
 
 
 def over_items(statistic: Callable[[np.ndarray], np.ndarray], items: int, value: float) -> Interval:

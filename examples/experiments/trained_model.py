@@ -1,4 +1,4 @@
-"""A model of the example trainer, loaded from a checkpoint: its logits, and its loss on each document of a dataset."""
+"""A model of the example trainer, loaded from a checkpoint: its logits, and its loss on each token of a dataset."""
 
 import dataclasses
 import os
@@ -89,36 +89,35 @@ def load_model(trainer_options: Sequence[str], checkpoint: str) -> TrainedModel:
     return TrainedModel(model.eval(), config, tokenizer)
 
 
-def document_losses(trained: TrainedModel, prefix: str) -> tuple[np.ndarray, np.ndarray]:
-    """The loss on each document of a dataset, cut into chunks of the sequence length that are seen alone. Packed
-    sequences give just that, as attention stays inside a chunk.
-
-    Returns:
-        Sum of the losses of each document's targets, nats, float64 [documents]; targets, int64 [documents].
-    """
+def target_losses(trained: TrainedModel, prefix: str) -> np.ndarray:
+    """The loss on each token of a dataset, given the tokens before it in its chunk, nats, float64 [tokens]. Documents
+    are cut into chunks of the sequence length, which are seen alone. Packed sequences give just that, as attention
+    stays inside a chunk. The first token of a document is no target: NaN."""
     config = dataclasses.replace(
         trained.config,
         data_path=(prefix,),
         split="0,1",
         data_impl="bfp",
+        max_documents_per_sequence=None,
+        even_sequences=False,
+        targets_only=False,
+        balance_batches=1,
         dataloader_inter_document_masking=False,
         eod_mask_loss=False,
         data_cache_path=None,
     )
     dataset = build_valid_dataset(config, trained.tokenizer).datasets[0]
-    num_documents = IndexedDataset(prefix).num_documents
-    losses, targets = np.zeros(num_documents), np.zeros(num_documents, dtype=np.int64)
+    losses = np.full(IndexedDataset(prefix).num_tokens, np.nan)
     sampler = EvaluationSampler(len(dataset), config.micro_batch_size, 0, 1)
     for samples, batch in zip(sampler, micro_batches(dataset, sampler, 0, trained.device)):
         with torch.no_grad():
             boundaries = document_boundaries(batch["cu_seqlens"], trained.device)
             by_position = token_losses(trained.model, batch, boundaries).double().cpu().numpy()
-        has_target = batch["loss_mask"].cpu().numpy() > 0
-        for sample, row, mask in zip(samples, by_position, has_target):
+        for sample, row in zip(samples, by_position):
             if sample is not None:
-                chunks = dataset.sequence_index.chunk_spans(dataset.sequence_of(sample))
-                documents = [chunk.document for chunk in chunks]
-                starts = np.cumsum([0] + [chunk.num_tokens for chunk in chunks[:-1]])
-                losses[documents] += np.add.reduceat(row, starts)
-                targets[documents] += np.add.reduceat(mask.astype(np.int64), starts)
-    return losses, targets
+                position = 0
+                for chunk in dataset.sequence_index.chunk_spans(dataset.sequence_of(sample)):
+                    targets = min(chunk.num_tokens, chunk.document_end - chunk.start - 1)
+                    losses[chunk.start + 1 :][:targets] = row[position:][:targets]
+                    position += chunk.num_tokens
+    return losses

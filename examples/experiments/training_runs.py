@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import Any
@@ -50,8 +50,14 @@ def _pair(name: str, value: Any) -> list[str]:
     return [f"--{name}", *map(str, value if isinstance(value, (list, tuple)) else [value])]
 
 
-def train_all(runs: Sequence[TrainingRun], jobs: int) -> Iterator[TrainingRun]:
-    """Train the runs that are not trained yet, ``jobs`` at a time.
+def train_all(
+    runs: Sequence[TrainingRun], jobs: int, measure: Callable[[TrainingRun], object] | None = None
+) -> Iterator[TrainingRun]:
+    """Train the runs that are not trained yet, ``jobs`` at a time, and measure each in its turn.
+
+    Args:
+        measure: called with each trained run, for one run at a time. It should keep its result in the run's folder, and
+            do nothing if it is there.
 
     Yields:
         Each run when it is done.
@@ -60,11 +66,17 @@ def train_all(runs: Sequence[TrainingRun], jobs: int) -> Iterator[TrainingRun]:
         InputError: a trainer failed. Runs that have started go on to their end, no others are started.
     """
     pool, failed = ThreadPoolExecutor(jobs), threading.Event()
+    measuring, progress = threading.Lock(), RunProgress(len(runs), jobs)
 
     def train_unless_failed(run: TrainingRun) -> None:
         try:
             if not failed.is_set():
+                start, is_new = time.monotonic(), not run.is_done()
                 train(run, jobs)
+                if measure:
+                    with measuring:  # loading a model sets megatron-core's global state
+                        measure(run)
+                progress.add(run, time.monotonic() - start if is_new else None)
         except BaseException:
             failed.set()
             raise
@@ -77,6 +89,29 @@ def train_all(runs: Sequence[TrainingRun], jobs: int) -> Iterator[TrainingRun]:
                 yield futures[future]
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+class RunProgress:
+    """Counts runs that are done, and says how long the others will take."""
+
+    def __init__(self, runs: int, jobs: int) -> None:
+        self._runs, self._jobs, self._done = runs, jobs, 0
+        self._seconds: list[float] = []
+        self._lock = threading.Lock()
+
+    def add(self, run: TrainingRun, seconds: float | None) -> None:
+        """Count a run.
+
+        Args:
+            seconds: that it took; None if it was trained before.
+        """
+        with self._lock:
+            self._done += 1
+            if seconds is not None:
+                self._seconds.append(seconds)
+                mean, left = sum(self._seconds) / len(self._seconds), self._runs - self._done
+                eta = f"about {mean * left / self._jobs / 60:.0f} minutes left"
+                say(f"{run.name}: {seconds:.0f} s; {self._done} of {self._runs} runs are done, {eta}")
 
 
 def train(run: TrainingRun, jobs: int = 1) -> None:

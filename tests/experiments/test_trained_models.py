@@ -1,8 +1,14 @@
 """What the examples measure of a model: losses of documents, sampled texts, values in context; and the runs that make
 models."""
 
+import dataclasses
+import json
+import os
+import shutil
+import signal
 import subprocess
 import sys
+import time
 import types
 
 import numpy as np
@@ -13,8 +19,9 @@ pytest.importorskip("megatron.core.models.gpt")
 pytest.importorskip("deepspeed")
 
 from experiments import context_probe
+from experiments.data_methods import COMPARISONS, METHODS
 from experiments.sampling import sample
-from experiments.trained_model import TrainedModel, document_losses, load_model
+from experiments.trained_model import TrainedModel, load_model, target_losses
 from experiments.training_runs import TrainingRun, train_all
 from helpers.datasets import ROOT, documents_of
 from helpers.launching import ENVIRONMENT
@@ -49,19 +56,31 @@ def trained(**changes):
     return TrainedModel(model, config, Tokenizer())
 
 
-def test_the_loss_of_a_document_is_that_of_its_chunks_alone(write_dataset):
+def test_the_loss_of_a_token_is_that_in_its_chunk_alone(write_dataset):
     model, documents = trained(), documents_of(LENGTHS)
-    losses, targets = document_losses(model, write_dataset(documents).prefix)
-    for document, loss, count in zip(documents, losses, targets):
-        expected = 0.0
+    losses = np.split(target_losses(model, write_dataset(documents).prefix), np.cumsum(LENGTHS)[:-1])
+    for document, of_document in zip(documents, losses):
+        expected = [np.nan]
         for start in range(0, len(document), SEQ_LENGTH):
             chunk = document[start : start + SEQ_LENGTH]
             answers = torch.tensor(document[start + 1 : start + 1 + SEQ_LENGTH])
             if len(answers):
                 logits = model.logits(torch.tensor([chunk]), [len(chunk)])[0, : len(answers)]
-                expected += torch.nn.functional.cross_entropy(logits, answers, reduction="sum").item()
-        assert count == len(document) - 1
-        assert loss == pytest.approx(expected, rel=1e-4)
+                expected += torch.nn.functional.cross_entropy(logits, answers, reduction="none").tolist()
+        assert of_document == pytest.approx(np.array(expected), rel=1e-4, nan_ok=True)
+
+
+def test_losses_are_of_every_token_however_the_model_was_trained(write_dataset):
+    """Targets only, balanced batches and the like are of the training."""
+    model, prefix = trained(), write_dataset(documents_of(LENGTHS)).prefix
+    expected = target_losses(model, prefix)
+    assert np.isnan(expected).sum() == len(LENGTHS)
+    for changes in (
+        {"targets_only": True, "even_sequences": True, "balance_batches": 4},
+        {"data_impl": "mmap", "dataloader_inter_document_masking": True, "eod_mask_loss": True},
+    ):
+        losses = target_losses(model._replace(config=dataclasses.replace(model.config, **changes)), prefix)
+        assert losses == pytest.approx(expected, rel=1e-4, nan_ok=True)
 
 
 @pytest.mark.parametrize("groups", [None, 2])
@@ -108,31 +127,53 @@ def test_cut_uses_are_counted():
     assert context_probe.share_cut(near, seed=1) == 0
 
 
-def test_the_probes_report_says_what_it_found():
-    def runs(share):
-        values = [np.linspace(share - 5, share + 5, 100) + seed / 10 for seed in range(3)]
-        return [context_probe.Result({5: value / 2, 10: value}, {5: value / 4, 10: value * 0 + 30}) for value in values]
+def probe_results(area, spread=0.1):
+    """Runs whose values right go from half of ``area`` to one and a half of it."""
+    documents = np.linspace(-5, 5, context_probe.HELD_OUT)
+    runs = []
+    for seed in range(3):
+        middle = area + documents + seed * spread
+        runs.append(context_probe.Result({5: middle / 2, 10: middle, 15: middle * 1.5}, {5: middle, 10: middle}))
+        runs[-1].probability[15] = middle
+    return runs
 
-    text = context_probe.report({"concat": runs(50), "concat_masked": runs(50), "pack": runs(75)})
-    assert "With packing, the share of values predicted right at the end is higher than with concatenation." in text
-    assert "Between concatenation, document mask and concatenation, no difference in the share" in text
-    assert "Between packing and concatenation, no difference in the probability of the values at the end" in text
-    row = next(line for line in text.splitlines() if line.startswith("| packing "))
-    assert row.split("|")[2].strip().startswith("37.")  # of the first checkpoint
-    assert "25.0 [25.0, 25.0]" in row
+
+def test_the_probes_report_says_what_it_found():
+    results = {"concat": probe_results(50), "concat_masked": probe_results(50, spread=-0.1), "pack": probe_results(60)}
+    text = context_probe.report(results, METHODS, COMPARISONS)
+    assert "With packing, the endpoint is higher than with concatenation." in text
+    assert "Between concatenation, document mask and concatenation, no difference in the endpoint" in text
+    levels, difference, _, curve, _ = (line.split("|") for line in text.splitlines() if line.startswith("| packing "))
+    assert levels[2].strip().startswith("60.1 [") and difference[2].strip() == "10.00 [10.00, 10.00]"
+    assert levels[3].strip() == "13 (13 to 13)"  # 60 at step 10, 90 at step 15
+    assert curve[2].strip().startswith("30.")
+
+
+def test_steps_until_learned_are_interpolated_and_may_be_never():
+    def steps(shares):
+        curve = {25 * (n + 1): np.full(4, share) for n, share in enumerate(shares)}
+        return context_probe.steps_until_learned(context_probe.Result(curve, curve))
+
+    assert steps([10.0, 70.0, 90.0]) == 62.5 and steps([100.0, 10.0]) == 20 and steps([10.0, 79.9]) == np.inf
+    assert steps([10.0, 80.0, 60.0]) == 50
+    results = {name: probe_results(area) for name, area in (("concat", 20), ("concat_masked", 50), ("pack", 60))}
+    results["pack"][0] = probe_results(20)[0]
+    text = context_probe.report(results, METHODS, COMPARISONS)
+    assert "| above 15 (above 15 to above 15) |" in text and "| 13 (13 to above 15) " in text
 
 
 @pytest.fixture
 def tiny_runs(tmp_path, monkeypatch):
     """Runs of the probe with 4 steps of 32 sequences, and two checkpoints."""
     monkeypatch.setattr(context_probe, "POINTS", 2)
-    return context_probe.probe_runs(str(tmp_path), steps=4, seeds=2)
+    return context_probe.probe_runs(str(tmp_path), steps=4, seeds=[1, 2])
 
 
 def test_a_run_is_trained_once_loaded_and_measured(tiny_runs, monkeypatch):
     monkeypatch.setattr(context_probe, "HELD_OUT", 70)
     training = tiny_runs[2]
-    assert [*train_all([training], 1)] == [training]
+    measured = []
+    assert [*train_all([training], 1, measured.append)] == [training] == measured
     assert training.is_done()
     result = context_probe.measure(training)
     assert sorted(result.right) == sorted(result.probability) == [2, 4]
@@ -154,13 +195,35 @@ def test_a_trainer_that_fails_is_an_error_that_names_its_log(tiny_runs):
 
 
 @pytest.mark.slow
-def test_the_probe_runs_as_a_whole(tmp_path):
+def test_the_probe_gives_the_same_results_after_a_kill(tmp_path):
+    """A minute of training. All processes are killed after the first checkpoint, and the same command goes on; then the
+    run that was killed is made again undisturbed."""
     command = [sys.executable, str(ROOT / "examples" / "context_probe.py"), "--output", str(tmp_path)]
     command += ["--steps", "40", "--seeds", "2", "--jobs", "2"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=ENVIRONMENT)
-    assert done.returncode == 0, done.stderr[-3000:]
-    text = (tmp_path / "context_probe.md").read_text()
-    assert text.strip() in done.stdout
+    killed = subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL, env=ENVIRONMENT)
+    run = tmp_path / "steps40" / "concat_seed1"
+    end = time.monotonic() + 300
+    while not [*run.glob("checkpoints/*/complete.json")]:
+        assert killed.poll() is None and time.monotonic() < end
+        time.sleep(0.05)
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.wait()
+    assert not (run / "result.json").exists()
+
+    def finish():
+        done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=ENVIRONMENT)
+        assert done.returncode == 0, done.stderr[-3000:]
+        text = (tmp_path / "context_probe.md").read_text()
+        assert text.strip() in done.stdout
+        return text, done.stderr
+
+    text, progress = finish()
+    assert (run / "train.log").read_text().count("attention kernel") == 2, "not resumed"
+    assert "6 of 6 runs are done, about 0 minutes left" in progress
     assert (tmp_path / "context_probe.png").read_bytes().startswith(b"\x89PNG")
-    again = subprocess.run(command, capture_output=True, text=True, timeout=900, env=ENVIRONMENT)
-    assert again.returncode == 0 and text.strip() in again.stdout and "training" not in again.stderr
+    result = json.loads((run / "result.json").read_text())
+    shutil.rmtree(run)
+    again, progress = finish()
+    assert json.loads((run / "result.json").read_text()) == result and again == text
+    assert progress.count("trained in") == 1
+    assert "training" not in finish()[1]

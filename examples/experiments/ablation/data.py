@@ -14,9 +14,9 @@ from megatron_bfp.errors import InputError
 from megatron_bfp.files import write_whole
 from megatron_bfp.indexed_dataset.reader import IndexedDataset
 
-from .training_runs import EXAMPLES, python_path, say
+from ..training_runs import EXAMPLES, python_path, say
 
-HELD_OUT = 0.05
+HELD_OUT = 0.1
 """Share of the files that are not trained on."""
 
 

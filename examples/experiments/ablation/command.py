@@ -2,17 +2,22 @@
 
     python examples/ablation.py --size cpu --output ablation --jobs 2
 
-It trains the same small model on the same Python files in three ways, with three seeds each: concatenation;
+It trains the same small model on the same Python files in three ways, with several seeds each: concatenation;
 concatenation with attention inside documents; best-fit packing. Each run sees every document once. Then it measures all
-models on the same held-out files: perplexity, with one chunk of a document per sequence, and the share of completions
-that use undefined names. Results are kept: rerun the same command to resume.
+models on the same held-out files, with one chunk of a document per sequence. The endpoints were decided before the
+runs: the difference of perplexity between runs with the same seed, and the same on tokens whose evidence lies further
+back than a cut would have left it (``report.py``, ``held_out.py``). Loss by position and by length, and the share of
+completions that use undefined names, are reported beside them. Results are kept: rerun the same command to resume.
 
 ``--size gpu`` takes ten minutes on one GPU. ``--size full`` is the paper's 7B model of code: it prints the commands of
 ``examples/cluster/launch`` for the runs that are missing, and measures those that are trained.
 """
 
 import argparse
+import dataclasses
+import io
 import json
+import math
 import os
 import shlex
 from collections.abc import Sequence
@@ -23,7 +28,6 @@ import numpy as np
 from cluster.recipe import read_recipe
 from quickstart.data import EOD
 
-from megatron_bfp.arguments import checked_count
 from megatron_bfp.commands.shared import Parser
 from megatron_bfp.console import run
 from megatron_bfp.errors import InputError, OptionError
@@ -31,14 +35,28 @@ from megatron_bfp.files import write_whole
 from megatron_bfp.indexed_dataset.reader import IndexedDataset
 from megatron_bfp.progress import terminal_progress
 
-from .ablation_data import CorpusSize, make_corpus
-from .ablation_report import Result, report
-from .data_methods import METHODS
-from .intervals import checked_seeds
-from .training_runs import EXAMPLES, TrainingRun, say, train_all
+from ..data_methods import (
+    COMPARISONS,
+    METHODS,
+    Methods,
+    add_run_options,
+    by_method,
+    check_run_options,
+    check_settings,
+    chosen_methods,
+    method_runs,
+    run_folder,
+    seeds_of,
+)
+from ..training_runs import EXAMPLES, TrainingRun, say, train_all
+from .data import CorpusSize, make_corpus
+from .held_out import read_held_out
+from .report import Result, draw, report
 
 TEMPERATURE = 0.6
 SAMPLING_SEED = 1
+WARMUP_PART = 5
+"""The learning rate is warmed up over this part of the steps. A short warm-up makes seeds differ more."""
 
 
 class Sampling(NamedTuple):
@@ -72,14 +90,14 @@ SIZES = {
         Sampling(prompts=16, completions=2, prompt_tokens=32, completion_tokens=32),
     ),
     "cpu": Size(
-        _model(2, 128, 384, 4) | {"seq-length": 512, "micro-batch-size": 4, "global-batch-size": 4, "lr": 3e-3},
-        CorpusSize(train_bytes=6_000_000, valid_documents=250, longest=4_000, vocab_size=4096),
-        Sampling(prompts=256, completions=4, prompt_tokens=192, completion_tokens=96),
+        _model(2, 64, 192, 4) | {"seq-length": 512, "micro-batch-size": 4, "global-batch-size": 4, "lr": 1e-3},
+        CorpusSize(train_bytes=3_700_000, valid_documents=500, longest=1_600, vocab_size=2048),
+        Sampling(prompts=128, completions=2, prompt_tokens=96, completion_tokens=64),
     ),
     "gpu": Size(
         _model(6, 512, 1536, 8)
         | {"seq-length": 1024, "micro-batch-size": 32, "global-batch-size": 32, "lr": 2e-3, "bf16": True},
-        CorpusSize(train_bytes=60_000_000, valid_documents=1000, longest=8_000, vocab_size=8192),
+        CorpusSize(train_bytes=40_000_000, valid_documents=1000, longest=8_000, vocab_size=8192),
         Sampling(prompts=512, completions=8, prompt_tokens=384, completion_tokens=192),
     ),
 }
@@ -87,7 +105,15 @@ FULL_RECIPE = "llama_7b_code_2k"
 FULL_SAMPLING = Sampling(prompts=1024, completions=8, prompt_tokens=512, completion_tokens=512)
 
 
-def small_runs(folder: str, size: Size, seeds: int) -> tuple[list[TrainingRun], str]:
+def chosen_size(options: argparse.Namespace) -> Size:
+    """The size that is trained here, with the learning rate of ``--lr``."""
+    size = SIZES[options.size]
+    return size if options.lr is None else dataclasses.replace(size, options=size.options | {"lr": options.lr})
+
+
+def small_runs(
+    folder: str, size: Size, seeds: Sequence[int], methods: Methods = METHODS
+) -> tuple[list[TrainingRun], str]:
     """The runs of a size that is trained here, and the prefix of the held-out documents. Writes the corpus.
 
     Raises:
@@ -97,37 +123,28 @@ def small_runs(folder: str, size: Size, seeds: int) -> tuple[list[TrainingRun], 
     corpus = make_corpus(os.path.join(folder, "corpus"), size.corpus, seq_length)
     steps = (IndexedDataset(corpus.train).num_tokens - 1) // (seq_length * batch)  # concatenation needs one token more
     common = {"data-path": corpus.train, "split": 1, "tokenizer-model": corpus.tokenizer, "eod-token": EOD}
-    common |= {"train-iters": steps, "lr-warmup-iters": steps // 20, "min-lr": size.options["lr"] / 10}
+    common |= {"train-iters": steps, "lr-warmup-iters": steps // WARMUP_PART, "min-lr": size.options["lr"] / 10}
     common |= {"num-workers": 0, "log-interval": 10}
-    runs = []
-    for seed in range(1, seeds + 1):
-        for method, (_, data) in METHODS.items():
-            own = _run_folder(folder, method, seed)
-            # without a cache of their own, methods would write megatron-core's indices to the same files
-            options = {**size.options, **common, **data, "seed": seed, "data-cache-path": os.path.join(own, "cache")}
-            runs.append(TrainingRun(f"{method}, seed {seed}", own, options))
-    return runs, corpus.valid
-
-
-def _run_folder(folder: str, method: str, seed: int) -> str:
-    return os.path.join(folder, f"{method}_seed{seed}")
+    return method_runs(folder, methods, seeds, {**size.options, **common}), corpus.valid
 
 
 def full_runs(options: argparse.Namespace) -> tuple[list[TrainingRun], list[str]]:
     """The runs of the recipes, and the command for each.
 
     Raises:
-        OptionError: an option is missing.
+        OptionError: an option is missing, or not for this size.
     """
+    if options.packing_options or options.lr is not None:
+        raise OptionError("--size full takes neither --packing-options nor --lr: its runs are those of the recipes")
     for name in ("data_path", "valid_data", "tokenizer_model"):
         if getattr(options, name) is None:
             raise OptionError(f"--size full needs --{name.replace('_', '-')}")
     runs, commands = [], []
-    for seed in range(1, options.seeds + 1):
+    for seed in seeds_of(options):
         for method in METHODS:
             twin = "" if method == "pack" else f"_{method}"
             path = os.path.join(EXAMPLES, "cluster", "recipes", f"{FULL_RECIPE}{twin}.sh")
-            folder = os.path.abspath(_run_folder(options.output, method, seed))
+            folder = os.path.abspath(run_folder(options.output, method, seed))
             # after the recipe, as DATA_PATH takes no paths with spaces
             words = ["--data-path", *options.data_path, "--seed", str(seed)]
             recipe = read_recipe(path, words).options
@@ -146,22 +163,23 @@ def full_runs(options: argparse.Namespace) -> tuple[list[TrainingRun], list[str]
 
 def measure(training: TrainingRun, valid: str, sampling: Sampling) -> Result:
     """Measure a trained model, or read its result if it was measured before."""
-    path = os.path.join(training.folder, "result.json")
+    path, losses_path = (os.path.join(training.folder, name) for name in ("result.json", "token_losses.npy"))
     if not os.path.exists(path):
-        from .sampling import sample
-        from .trained_model import document_losses, load_model
+        from ..sampling import sample
+        from ..trained_model import load_model, target_losses
 
         trained = load_model(training.trainer_options(), training.checkpoint())
         say(f"{training.name}: measuring")
-        losses, targets = document_losses(trained, valid)
+        losses = io.BytesIO()
+        np.save(losses, target_losses(trained, valid).astype(np.float32))
         prompts, _ = prompts_and_continuations(valid, sampling)
         repeated = np.repeat(prompts, sampling.completions, axis=0)
         added = sample(trained, repeated, sampling.completion_tokens, TEMPERATURE, SAMPLING_SEED, terminal_progress)
         files = completed_files(trained.tokenizer, prompts, added.reshape(*prompts.shape[:1], sampling.completions, -1))
-        content = {"losses": losses.tolist(), "targets": targets.tolist(), **files}
-        write_whole(path, json.dumps(content, indent=1).encode())
+        write_whole(losses_path, losses.getvalue())
+        write_whole(path, json.dumps(files, indent=1).encode())
     with open(path, encoding="utf-8") as file:
-        return Result.of(json.load(file))
+        return Result.of(np.load(losses_path).astype(np.float64), json.load(file))
 
 
 def prompts_and_continuations(valid: str, sampling: Sampling) -> tuple[np.ndarray, np.ndarray]:
@@ -220,19 +238,20 @@ def reference(trainer_options: Sequence[str], valid: str, sampling: Sampling) ->
     tokenizer = load_tokenizer(config.tokenizer_type, config.tokenizer_model, config.eod_token)
     prompts, continuations = prompts_and_continuations(valid, sampling)
     files = completed_files(tokenizer, prompts, continuations[:, None])
-    return Result.of({"losses": [], "targets": [], **files})
+    return Result.of(np.array([]), files)
 
 
 def main() -> None:
-    """Train, measure, report.
+    """Train, measure, report, draw.
 
     Raises:
         BFPError: bad options or data, or a trainer failed.
     """
     options = _parse()
     os.makedirs(options.output, exist_ok=True)
-    _check_settings(options)
+    methods, comparisons = METHODS, COMPARISONS
     if options.size == "full":
+        check_settings(options.output, (FULL_RECIPE, FULL_SAMPLING))
         (runs, commands), valid, sampling = full_runs(options), options.valid_data, FULL_SAMPLING
         missing = [command for training, command in zip(runs, commands) if not training.is_done()]
         for training in runs:
@@ -243,31 +262,21 @@ def main() -> None:
             print(*missing, sep="\n", flush=True)
             return
     else:
-        size = SIZES[options.size]
+        size = chosen_size(options)
+        check_settings(options.output, (size, WARMUP_PART))
         sampling = size.sampling
-        runs, valid = small_runs(options.output, size, options.seeds)
-        for training in train_all(runs, options.jobs):
-            measure(training, valid, sampling)
-    results = [measure(training, valid, sampling) for training in runs]
-    by_method = {method: results[number :: len(METHODS)] for number, method in enumerate(METHODS)}
-    text = report(by_method, reference(runs[0].trainer_options(), valid, sampling))
+        methods, comparisons = chosen_methods(options.packing_options)
+        runs, valid = small_runs(options.output, size, seeds_of(options), methods)
+        for _ in train_all(runs, options.jobs, lambda training: measure(training, valid, sampling)):
+            pass
+    results = by_method(methods, [measure(training, valid, sampling) for training in runs])
+    held_out = read_held_out(valid, runs[0].options["seq-length"])
+    completed = reference(runs[0].trainer_options(), valid, sampling)
+    text = report(results, completed, held_out, methods, comparisons)
+    figure = os.path.join(options.output, "ablation.png")
+    draw(figure, results, held_out, methods, comparisons)
     write_whole(os.path.join(options.output, "ablation.md"), (text + "\n").encode())
-    print(text, flush=True)
-
-
-def _check_settings(options: argparse.Namespace) -> None:
-    """Refuse a folder with runs of another size, or of an older definition of this size.
-
-    Raises:
-        OptionError: it has such runs.
-    """
-    path = os.path.join(options.output, "size.json")
-    size = repr(SIZES.get(options.size, (FULL_RECIPE, FULL_SAMPLING)))
-    if not os.path.exists(path):
-        write_whole(path, json.dumps({"size": size}).encode())
-    with open(path, encoding="utf-8") as file:
-        if json.load(file)["size"] != size:
-            raise OptionError(f"--output {options.output}: has runs of another size; give another folder")
+    print(text, f"Figure: {figure}", sep="\n\n", flush=True)
 
 
 def _parse() -> argparse.Namespace:
@@ -276,13 +285,18 @@ def _parse() -> argparse.Namespace:
         "--size",
         choices=(*SIZES, "full"),
         required=True,
-        help="test: a minute; cpu: over an hour; gpu: ten minutes; full: the paper's (required)",
+        help="test: a minute; cpu: an hour; gpu: ten minutes; full: the paper's (required)",
     )
     parser.add_argument(
         "--output", required=True, metavar="FOLDER", help="for corpus, models and the report (required)"
     )
-    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="runs per method (default: %(default)s)")
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="trainings at a time (default: %(default)s)")
+    add_run_options(parser, seeds=8)
+    parser.add_argument(
+        "--lr",
+        type=float,
+        metavar="X",
+        help="peak learning rate, to compare how much seeds differ (default: the size's)",
+    )
     full = parser.add_argument_group("with --size full")
     full.add_argument("--data-path", nargs="+", metavar="[WEIGHT] PREFIX", help="datasets to train on (required)")
     full.add_argument("--valid-data", metavar="PREFIX", help="held-out Python files, as a dataset (required)")
@@ -294,8 +308,9 @@ def _parse() -> argparse.Namespace:
         help="for the printed commands (default: %(default)s)",
     )
     options = parser.parse_args()
-    checked_seeds(options.seeds)
-    checked_count("--jobs", options.jobs)
+    check_run_options(options)
+    if options.lr is not None and not 0 < options.lr < math.inf:
+        raise OptionError(f"--lr {options.lr}: must be above 0")
     return options
 
 
