@@ -27,5 +27,5 @@ else
     "$python" -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
         --editable '.[test,preprocess,deepspeed]'
 fi
-"$python" -m pytest -c tests/pytest.ini tests/gpu -s -p no:cacheprovider
+"$python" -m pytest -c tests/pytest.ini tests/gpu -s -p no:cacheprovider || [ $? = 5 ]  # all are skipped without a GPU
 "$python" benchmarks/attention.py

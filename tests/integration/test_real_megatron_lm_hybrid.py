@@ -18,10 +18,6 @@ HYBRID = f"""--hybrid-layer-pattern {PATTERN} --spec hybrid_spec hybrid --mamba-
 LAYOUTS = {
     "cp 2": (2, ["--context-parallel-size", 2]),
     "cp 4": (4, ["--context-parallel-size", 4]),
-    "cp 2, tp 2, sequence parallelism": (
-        4,
-        ["--context-parallel-size", 2, "--tensor-model-parallel-size", 2, "--sequence-parallel"],
-    ),
 }
 HOOKS = ["HybridModel.forward", "pre_conv_ssm", "post_conv_ssm"]
 
