@@ -43,13 +43,21 @@ BAR = 30
 class FileHash:
     """The SHA-256 of a file, in a thread of its own: a core's work, at the speed at which the disk is read.
 
-    The thread ends with the process, so that an interrupted one does not wait for it.
+    The file is open at once, so it may get another name meanwhile. The thread ends with the process, so that an
+    interrupted one does not wait for it.
+
+    Raises:
+        InputError: the file cannot be opened.
     """
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._digest = hashlib.sha256()
         self._error: OSError | None = None
+        try:
+            self._file = open(path, "rb", buffering=0)
+        except OSError as error:
+            raise self._unreadable(error) from None
         self._thread = Thread(target=self._read, daemon=True)
         self._thread.start()
 
@@ -61,16 +69,19 @@ class FileHash:
         """
         self._thread.join()
         if self._error:
-            raise InputError(f"{self._path}: cannot be read: {self._error.strerror}")
+            raise self._unreadable(self._error)
         return self._digest.hexdigest()
 
     def _read(self) -> None:
         try:
-            with open(self._path, "rb") as file:
+            with self._file as file:
                 while block := file.read(HASHED_AT_ONCE):
                     self._digest.update(block)
         except OSError as error:
             self._error = error
+
+    def _unreadable(self, error: OSError) -> InputError:
+        return InputError(f"{self._path}: cannot be read: {error.strerror}")
 
 
 def describe_datasets(

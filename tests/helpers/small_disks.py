@@ -14,5 +14,7 @@ def small_disk(folder, size):
     command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
     if os.geteuid() != 0 or subprocess.run(command, capture_output=True).returncode != 0:
         pytest.skip("mounting a small file system is allowed to root alone, and not everywhere")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    try:
+        yield folder
+    finally:  # lazily: a thread of what was tested may still hold a file open
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)

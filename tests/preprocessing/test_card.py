@@ -3,6 +3,7 @@
 import hashlib
 import json
 import subprocess
+import threading
 
 import numpy as np
 import pytest
@@ -87,6 +88,18 @@ def test_a_job_that_ends_early_writes_the_same_card(job, tmp_path, monkeypatch, 
             write_datasets(job)
     write_datasets(job)
     assert [(tmp_path / f"out.card.{ending}").read_bytes() for ending in ("md", "json")] == pages
+
+
+def test_a_file_may_get_another_name_before_it_is_read(tmp_path, monkeypatch):
+    path = tmp_path / "joined.bin"
+    path.write_bytes(b"tokens")
+    wait = threading.Event()
+    read = card.FileHash._read
+    monkeypatch.setattr(card.FileHash, "_read", lambda self: (wait.wait(10), read(self)))
+    digest = card.FileHash(str(path))
+    path.rename(tmp_path / "out.bin")
+    wait.set()
+    assert digest.hexdigest() == hashlib.sha256(b"tokens").hexdigest()
 
 
 def test_without_a_card_no_file_is_hashed(job, tmp_path, monkeypatch):

@@ -179,7 +179,7 @@ def measure(training: TrainingRun, valid: str, sampling: Sampling) -> Result:
         write_whole(losses_path, losses.getvalue())
         write_whole(path, json.dumps(files, indent=1).encode())
     with open(path, encoding="utf-8") as file:
-        return Result.of(np.load(losses_path).astype(np.float64), json.load(file))
+        return Result.of(np.load(losses_path, allow_pickle=False).astype(np.float64), json.load(file))
 
 
 def prompts_and_continuations(valid: str, sampling: Sampling) -> tuple[np.ndarray, np.ndarray]:
