@@ -200,7 +200,7 @@ def main() -> None:
     increases: dict = {}
     if options.train:
         rows, increases = compare(options.output, options.probabilities, options.steps)
-        header = ["p", "m", *(f"{model}, {what}" for model in "AB" for what in ("formula", "trained", "difference %"))]
+        header = ["p", "m", *(f"{model}, {what}" for model in "AB" for what in ("formula", "trained", "diff. %"))]
         tables.append(format_table(header, rows))
     figure = os.path.join(options.output, "truncation_process.png")
     draw(figure, options.probabilities, increases)
