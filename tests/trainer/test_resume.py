@@ -13,11 +13,11 @@ from helpers.datasets import documents_of, write
 from helpers.launching import steps
 from helpers.trainer_in_process import SmallTokenizer, run_trainer
 from trainer.checkpoints import history
-from trainer.checkpoints.folder import reading
 from trainer.checkpoints.history import DataHistory
 from trainer.data import Origin
 
 from megatron_bfp import OptionError
+from megatron_bfp.huggingface.checkpoint import reading
 
 LENGTHS = [5, 40, 1, 17, 31, 32, 9, 70, 3, 12, 25, 8]
 

@@ -19,11 +19,10 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from megatron_bfp.errors import InputError
+from megatron_bfp.huggingface.checkpoint import COMPLETE, FOLDER_NAME
 
 from ..ranks import log
 
-COMPLETE = "complete.json"
-FOLDER_NAME = re.compile(r"iter_(\d{7,})")
 OUR_FILES = re.compile(r"\w+_states\.pt|zero_to_fp32\.py|complete\.json\.\w+\.part")
 """What a checkpoint has beside ``complete.json``. Megatron-LM gives its folders the same names."""
 
@@ -119,35 +118,17 @@ def is_abandoned(path: str) -> bool:
 
 
 @contextlib.contextmanager
-def reading(path: str) -> Iterator[None]:
-    """Keep other runs from removing a checkpoint while it is read."""
-    with _lock(path, fcntl.LOCK_SH):
-        yield
-
-
-@contextlib.contextmanager
 def removing(path: str) -> Iterator[bool]:
     """Keep other runs from reading a checkpoint while it is removed.
 
     Yields:
-        False if another process reads it now.
-    """
-    with _lock(path, fcntl.LOCK_EX) as is_free:
-        yield is_free
-
-
-@contextlib.contextmanager
-def _lock(path: str, kind: int) -> Iterator[bool]:
-    """Lock a folder without waiting.
-
-    Yields:
-        False if another process holds a lock that forbids this one. A file system without locks forbids nothing.
+        False if another process reads it now. A file system without locks forbids nothing.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         is_free = True
         try:
-            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             is_free = False
         except OSError:

@@ -14,10 +14,11 @@ import torch
 from torch import distributed
 
 from megatron_bfp.errors import InputError, OptionError
+from megatron_bfp.huggingface.checkpoint import COMPLETE, reading
 
 from ..config import TrainerConfig, flag
 from ..ranks import log, on_first_rank, replicas
-from .folder import COMPLETE, Checkpoint, SavedRun, latest_checkpoint, reading
+from .folder import Checkpoint, SavedRun, latest_checkpoint
 from .history import OVERRIDE, DataHistory, changed_blocks, differences
 
 EXAMPLES = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))

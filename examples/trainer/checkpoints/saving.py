@@ -18,11 +18,12 @@ from torch import distributed
 
 from megatron_bfp.errors import BFPError, InputError, OptionError
 from megatron_bfp.files import sync_file, write_whole
+from megatron_bfp.huggingface.checkpoint import COMPLETE
 
 from ..config import TrainerConfig, key_value_heads
 from ..ranks import log, on_first_rank, replicas, timestamp
 from .failed_writes import FailedWrites, lack_of_room
-from .folder import COMPLETE, SavedRun, checkpoint_names, is_abandoned, open_checkpoint, remove_checkpoint, removing
+from .folder import SavedRun, checkpoint_names, is_abandoned, open_checkpoint, remove_checkpoint, removing
 from .history import DataHistory
 from .save_folder import smallest_checkpoint
 
