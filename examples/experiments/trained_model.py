@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor, distributed
 from trainer.arguments import parse_arguments
-from trainer.checkpoints.folder import reading
 from trainer.config import TrainerConfig
 from trainer.data import EvaluationSampler, build_valid_dataset, micro_batches
 from trainer.engine import initialize_distributed
@@ -18,6 +17,7 @@ from trainer.evaluation import token_losses
 from trainer.model import build_model
 
 from megatron_bfp.errors import InputError
+from megatron_bfp.huggingface.checkpoint import reading
 from megatron_bfp.indexed_dataset.reader import IndexedDataset
 from megatron_bfp.megatron_core.attention import document_boundaries
 from megatron_bfp.tokenizers.interface import Tokenizer
