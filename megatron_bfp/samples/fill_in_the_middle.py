@@ -27,10 +27,12 @@ import numpy as np
 from ..errors import OptionError
 from ..indexed_dataset.reader import IndexedDataset
 from ..packing.chunks import ChunkSpan
-from .order import VECTORISED, mixed, mixed_array, round_keys
+from .order import mixed, mixed_array, round_keys
 
 NUM_SENTINELS = 3
 """Tokens that are added to a document."""
+VECTORISED = 8
+"""From so many documents on, numpy chooses faster than Python."""
 SHORTEST = 2
 """Tokens. A shorter document has nothing to be split."""
 DECIMALS = 6
@@ -83,10 +85,7 @@ class FimDocuments:
         Returns:
             bool [n].
         """
-        if len(documents) < VECTORISED:
-            return np.array([mixed(document, self._key) < self._limit for document in documents.tolist()], bool)
-        hashes = mixed_array(documents.astype(np.uint64), np.uint64(self._key))
-        return (hashes >> np.uint64(11)) * _FRACTION < self.rate
+        return mixed_array(documents.astype(np.uint64), self._key_array) <= self._last_array
 
     def are_rearranged(self, documents: np.ndarray, lengths: np.ndarray, longest: int) -> np.ndarray:
         """Which documents are rearranged: chosen ones that have something to be split and fit.
@@ -102,29 +101,36 @@ class FimDocuments:
         return self.are_chosen(documents) & (lengths >= SHORTEST) & (lengths <= longest)
 
     def rearrange(
-        self, chunks: list[ChunkSpan], document_spans: list[tuple[int, int]], longest: int, targets_only: bool
+        self,
+        chunks: list[ChunkSpan],
+        documents: np.ndarray,
+        document_spans: list[tuple[int, int]],
+        longest: int,
+        targets_only: bool,
     ) -> int:
         """Replace the chunks of rearranged documents in one sequence by a ``RearrangedSpan`` each.
 
         Args:
             chunks: as without fill-in-the-middle; changed in place.
-            document_spans: start and end of each of their documents, tokens.
+            documents: integers [n], the document of each.
+            document_spans: start and end of each document, tokens.
             longest: as ``longest_rearranged`` gives it.
             targets_only: the last token of a document is no input.
 
         Returns:
             How many there are.
         """
-        are_chosen, new, number = None, tuple.__new__, 0
-        if len(chunks) >= VECTORISED:
-            are_chosen = self.are_chosen(np.array([chunk[0] for chunk in chunks])).tolist()
-        key, limit = self._key, self._limit
-        for at, (start, end) in enumerate(document_spans):
+        if len(chunks) < VECTORISED:
+            key, last = self._key, self._last
+            chosen = [at for at, chunk in enumerate(chunks) if mixed(chunk[0], key) <= last]
+        else:
+            chosen = self.are_chosen(documents).nonzero()[0].tolist()
+        new, number = tuple.__new__, 0
+        for at in chosen:
+            start, end = document_spans[at]
             if SHORTEST <= end - start <= longest:
-                document = chunks[at][0]
-                if are_chosen[at] if are_chosen else mixed(document, key) < limit:
-                    chunks[at] = new(RearrangedSpan, (document, start, end - targets_only, end))
-                    number += 1
+                chunks[at] = new(RearrangedSpan, (chunks[at][0], start, end - targets_only, end))
+                number += 1
         return number
 
     @cached_property
@@ -132,9 +138,17 @@ class FimDocuments:
         return round_keys(self.seed, 0, "documents for fill-in-the-middle")[0]
 
     @cached_property
-    def _limit(self) -> int:
-        """Documents whose hash is below it are chosen."""
-        return math.ceil(self.rate / _FRACTION) << 11
+    def _last(self) -> int:
+        """The largest hash of chosen documents."""
+        return (math.ceil(self.rate / _FRACTION) << 11) - 1
+
+    @cached_property
+    def _key_array(self) -> np.ndarray:
+        return np.array(self._key, np.uint64)
+
+    @cached_property
+    def _last_array(self) -> np.ndarray:
+        return np.array(self._last, np.uint64)
 
 
 def longest_rearranged(seq_length: int, targets_only: bool) -> int:

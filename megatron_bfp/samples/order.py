@@ -24,6 +24,10 @@ import numpy as np
 ROUNDS = 8
 VECTORISED = 24
 """From so many samples on, numpy is faster than Python."""
+FACTORS = 0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93
+"""Of ``mixed``."""
+_FACTOR_ARRAYS = np.array(FACTORS[0], np.uint64), np.array(FACTORS[1], np.uint64)
+_SHIFT_ARRAY = np.array(32, np.uint64)
 KEYS_KEPT = 1 << 12
 """Round keys in memory, of an epoch of a corpus each: more than the corpora of nearly any blend."""
 
@@ -81,7 +85,7 @@ def shuffled_array(indexes: np.ndarray, num_items: int, seed: int, epoch: int, i
     """
     columns = np.uint64(isqrt(num_items - 1) + 1 if num_items > 1 else 1)
     rows = np.uint64(-(-num_items // int(columns)))
-    keys = np.array(round_keys(seed, epoch, identity), dtype=np.uint64)
+    keys = [np.array(key, np.uint64) for key in round_keys(seed, epoch, identity)]
     shuffled_indexes = indexes.astype(np.uint64)
     walking = np.arange(len(indexes))
     while len(walking):
@@ -120,13 +124,24 @@ def round_keys(seed: int, epoch: int, identity: str) -> tuple[int, ...]:
 
 def mixed(value: int, key: int) -> int:
     """A 64-bit mix of a half and a round's key, by two rounds of multiply and shift."""
-    mixed = ((value ^ key) * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
-    mixed = ((mixed ^ (mixed >> 32)) * 0xD6E8FEB86659FD93) & 0xFFFFFFFFFFFFFFFF
+    mixed = ((value ^ key) * FACTORS[0]) & 0xFFFFFFFFFFFFFFFF
+    mixed = ((mixed ^ (mixed >> 32)) * FACTORS[1]) & 0xFFFFFFFFFFFFFFFF
     return mixed ^ (mixed >> 32)
 
 
-def mixed_array(values: np.ndarray, key: np.uint64) -> np.ndarray:
-    """``mixed`` of many halves: uint64 wraps around by itself."""
-    mixed = (values ^ key) * np.uint64(0x9E3779B97F4A7C15)
-    mixed = (mixed ^ (mixed >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)
-    return mixed ^ (mixed >> np.uint64(32))
+def mixed_array(values: np.ndarray, key: np.ndarray | np.uint64) -> np.ndarray:
+    """``mixed`` of many halves: uint64 wraps around by itself.
+
+    Args:
+        values: uint64 [n].
+        key: uint64 []; numpy takes half the time if it is an array and not a scalar.
+
+    Returns:
+        uint64 [n].
+    """
+    mixed = values ^ key
+    mixed *= _FACTOR_ARRAYS[0]
+    mixed ^= mixed >> _SHIFT_ARRAY
+    mixed *= _FACTOR_ARRAYS[1]
+    mixed ^= mixed >> _SHIFT_ARRAY
+    return mixed

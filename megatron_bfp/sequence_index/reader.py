@@ -91,8 +91,8 @@ class SequenceIndex:
         document_spans = self.dataset.spans(entry.documents, idx_sequences)
         chunks, sentinels = entry.chunk_spans(document_spans, key.seq_length, key.targets_only), 0
         if key.fim is not None:
-            rearranged = key.fim.rearrange(chunks, document_spans, self._longest_rearranged, key.targets_only)
-            sentinels = NUM_SENTINELS * rearranged
+            rule = self._longest_rearranged, key.targets_only
+            sentinels = NUM_SENTINELS * key.fim.rearrange(chunks, entry.documents, document_spans, *rule)
         num_tokens = sentinels
         if entry.full_chunk is not None:
             ((start, end),) = document_spans
