@@ -38,6 +38,8 @@ from megatron_bfp.progress import terminal_progress
 from ..data_methods import (
     COMPARISONS,
     METHODS,
+    Comparison,
+    Method,
     Methods,
     add_run_options,
     by_method,
@@ -49,7 +51,7 @@ from ..data_methods import (
     seeds_of,
 )
 from ..training_runs import EXAMPLES, TrainingRun, say, train_all
-from .data import CorpusSize, make_corpus
+from .data import CorpusSize, make_corpus, write_cut_documents
 from .held_out import read_held_out
 from .report import Result, draw, report
 
@@ -57,6 +59,10 @@ TEMPERATURE = 0.6
 SAMPLING_SEED = 1
 WARMUP_PART = 5
 """The learning rate is warmed up over this part of the steps. A short warm-up makes seeds differ more."""
+
+
+CUT = "pack_cut"
+"""The method of ``--cut-documents``. It tells what comes from cuts, and what from packing."""
 
 
 class Sampling(NamedTuple):
@@ -90,7 +96,7 @@ SIZES = {
         Sampling(prompts=16, completions=2, prompt_tokens=32, completion_tokens=32),
     ),
     "cpu": Size(
-        _model(2, 64, 192, 4) | {"seq-length": 512, "micro-batch-size": 4, "global-batch-size": 4, "lr": 1e-3},
+        _model(1, 64, 192, 4) | {"seq-length": 512, "micro-batch-size": 1, "global-batch-size": 1, "lr": 1e-3},
         CorpusSize(train_bytes=3_700_000, valid_documents=500, longest=1_600, vocab_size=2048),
         Sampling(prompts=128, completions=2, prompt_tokens=96, completion_tokens=64),
     ),
@@ -112,9 +118,13 @@ def chosen_size(options: argparse.Namespace) -> Size:
 
 
 def small_runs(
-    folder: str, size: Size, seeds: Sequence[int], methods: Methods = METHODS
-) -> tuple[list[TrainingRun], str]:
-    """The runs of a size that is trained here, and the prefix of the held-out documents. Writes the corpus.
+    folder: str, size: Size, seeds: Sequence[int], methods: Methods = METHODS, cut_documents: bool = False
+) -> tuple[list[TrainingRun], str, Methods]:
+    """The runs of a size that is trained here, the prefix of the held-out documents, and the methods of the runs.
+    Writes the corpus.
+
+    Args:
+        cut_documents: also pack documents that are cut as concatenation cuts them.
 
     Raises:
         InputError: the corpus cannot be made.
@@ -125,7 +135,11 @@ def small_runs(
     common = {"data-path": corpus.train, "split": 1, "tokenizer-model": corpus.tokenizer, "eod-token": EOD}
     common |= {"train-iters": steps, "lr-warmup-iters": steps // WARMUP_PART, "min-lr": size.options["lr"] / 10}
     common |= {"num-workers": 0, "log-interval": 10}
-    return method_runs(folder, methods, seeds, {**size.options, **common}), corpus.valid
+    if cut_documents:
+        prefix = f"{corpus.train}_cut"
+        write_cut_documents(corpus.train, prefix, seq_length)
+        methods = methods | {CUT: Method("packing of cut documents", {"data-impl": "bfp", "data-path": prefix})}
+    return method_runs(folder, methods, seeds, {**size.options, **common}), corpus.valid, methods
 
 
 def full_runs(options: argparse.Namespace) -> tuple[list[TrainingRun], list[str]]:
@@ -134,8 +148,10 @@ def full_runs(options: argparse.Namespace) -> tuple[list[TrainingRun], list[str]
     Raises:
         OptionError: an option is missing, or not for this size.
     """
-    if options.packing_options or options.lr is not None:
-        raise OptionError("--size full takes neither --packing-options nor --lr: its runs are those of the recipes")
+    if options.packing_options or options.cut_documents or options.lr is not None:
+        raise OptionError(
+            "--size full takes none of --packing-options, --cut-documents and --lr: its runs are those of the recipes"
+        )
     for name in ("data_path", "valid_data", "tokenizer_model"):
         if getattr(options, name) is None:
             raise OptionError(f"--size full needs --{name.replace('_', '-')}")
@@ -266,7 +282,9 @@ def main() -> None:
         check_settings(options.output, (size, WARMUP_PART))
         sampling = size.sampling
         methods, comparisons = chosen_methods(options.packing_options)
-        runs, valid = small_runs(options.output, size, seeds_of(options), methods)
+        if options.cut_documents:
+            comparisons = (*comparisons, Comparison(CUT, "concat_masked"), Comparison("pack", CUT))
+        runs, valid, methods = small_runs(options.output, size, seeds_of(options), methods, options.cut_documents)
         for _ in train_all(runs, options.jobs, lambda training: measure(training, valid, sampling)):
             pass
     results = by_method(methods, [measure(training, valid, sampling) for training in runs])
@@ -296,6 +314,11 @@ def _parse() -> argparse.Namespace:
         type=float,
         metavar="X",
         help="peak learning rate, to compare how much seeds differ (default: the size's)",
+    )
+    parser.add_argument(
+        "--cut-documents",
+        action="store_true",
+        help="also pack documents that are cut as concatenation cuts them (default: off)",
     )
     full = parser.add_argument_group("with --size full")
     full.add_argument("--data-path", nargs="+", metavar="[WEIGHT] PREFIX", help="datasets to train on (required)")

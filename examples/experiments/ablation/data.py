@@ -8,11 +8,14 @@ import sys
 from collections.abc import Iterable
 from typing import NamedTuple
 
+import numpy as np
 from quickstart.data import EOD, source_texts, train_tokenizer
 
 from megatron_bfp.errors import InputError
 from megatron_bfp.files import write_whole
+from megatron_bfp.indexed_dataset.format import idx_path
 from megatron_bfp.indexed_dataset.reader import IndexedDataset
+from megatron_bfp.indexed_dataset.writer import IndexedDatasetWriter
 
 from ..training_runs import EXAMPLES, python_path, say
 
@@ -118,6 +121,26 @@ def tokenize(prefix: str, tokenizer: str, seq_length: int) -> None:
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": python_path()})
     if done.returncode:
         raise InputError(f"{prefix}.jsonl: tokenizing failed: {done.stderr.strip()}")
+
+
+def write_cut_documents(train: str, prefix: str, seq_length: int) -> None:
+    """Write a dataset of documents that are cut as concatenation cuts them, each part a document of its own, unless it
+    exists: ``train``'s documents in random order, cut wherever a sequence ends.
+
+    Args:
+        train: prefix of the dataset to read.
+        prefix: of the dataset to write.
+    """
+    if os.path.exists(idx_path(prefix)):
+        return
+    dataset = IndexedDataset(train)
+    order = np.random.default_rng(0).permutation(dataset.num_documents)
+    documents = [dataset.document(int(document)) for document in order]
+    ends = np.cumsum([len(document) for document in documents])
+    cuts = np.union1d(ends, np.arange(seq_length, ends[-1], seq_length))
+    with IndexedDatasetWriter(prefix, dataset.dtype) as writer:
+        writer.add(np.concatenate(documents), np.diff(cuts, prepend=0).astype(np.int32))
+        writer.finalize()
 
 
 def describe(prefix: str, seq_length: int) -> dict[str, int]:

@@ -14,7 +14,7 @@ from megatron_bfp.tables import format_table
 
 from ..comparisons import Endpoint, comparison_part
 from ..data_methods import METHODS, Comparison, Methods
-from ..intervals import over_seeds
+from ..intervals import Interval, over_seeds
 from .held_out import Groups, HeldOut
 
 WIDTH = 1.5
@@ -111,8 +111,7 @@ def perplexity_part(
     endpoint = loss_endpoint(name, held_out, tokens)
     rows = []
     for method, (title, _) in methods.items():
-        interval = over_seeds([float(np.exp(endpoint.of(result))) for result in results[method]])
-        rows.append([title, interval.text(2), PAPER_PERPLEXITY.get(method, "-")])
+        rows.append([title, perplexity(endpoint, results[method]).text(2), PAPER_PERPLEXITY.get(method, "-")])
     table = format_table(["", name, "paper, all tokens"], rows, markdown=True, width=None)
     seeds = len(next(iter(results.values())))
     counted = f"{held_out.num_documents:,} held-out documents, {int(tokens.sum()):,} targets, {seeds} seeds; "
@@ -127,14 +126,23 @@ def groups_part(
     methods: Methods,
     comparisons: Sequence[Comparison],
 ) -> str:
-    """The differences in each group of the tokens, over seeds."""
-    rows = []
+    """Perplexity in each group of the tokens and its differences, over seeds."""
+    levels, differences = [], []
     for label, tokens in groups.tokens.items():
         endpoint = loss_endpoint(label, held_out, tokens)
-        intervals = [over_seeds(endpoint.differences(results[ours], results[theirs])) for ours, theirs in comparisons]
-        rows.append([label, f"{int(tokens.sum()):,}", *(interval.text(2) for interval in intervals)])
+        perplexities = [perplexity(endpoint, results[method]) for method in methods]
+        between = [over_seeds(endpoint.differences(results[ours], results[theirs])) for ours, theirs in comparisons]
+        levels.append([label, f"{int(tokens.sum()):,}", *(interval.text(2) for interval in perplexities)])
+        differences.append([label, *(interval.text(2) for interval in between)])
     titles = [f"{methods[ours].title} minus {methods[theirs].title}, %" for ours, theirs in comparisons]
-    return format_table([groups.title, "targets", *titles], rows, markdown=True, width=None)
+    headers = [groups.title, "targets", *(method.title for method in methods.values())], [groups.title, *titles]
+    tables = zip(headers, (levels, differences), strict=True)
+    return "\n\n".join(format_table(header, rows, markdown=True, width=None) for header, rows in tables)
+
+
+def perplexity(endpoint: Endpoint, results: Sequence[Result]) -> Interval:
+    """The perplexity of some tokens, over seeds."""
+    return over_seeds([float(np.exp(endpoint.of(result))) for result in results])
 
 
 def draw(
@@ -144,27 +152,40 @@ def draw(
     methods: Methods,
     comparisons: Sequence[Comparison],
 ) -> None:
-    """Draw the differences of perplexity by group, with their intervals over seeds."""
+    """Draw perplexity by group and its differences, with their intervals over seeds."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(13, 4.2), layout="constrained")
-    for axes, groups in zip(figure.subplots(1, 3), held_out.groups()):
+    figure = Figure(figsize=(13, 8), layout="constrained")
+    rows = figure.subplots(2, 3, sharex="col", sharey="row")
+    for (above, below), groups in zip(rows.T, held_out.groups(), strict=True):
+        endpoints = [loss_endpoint(label, held_out, tokens) for label, tokens in groups.tokens.items()]
+        for number, (method, (title, _)) in enumerate(methods.items()):
+            levels = [perplexity(endpoint, results[method]) for endpoint in endpoints]
+            draw_intervals(above, levels, number, len(methods), title)
         for number, (ours, theirs) in enumerate(comparisons):
-            endpoints = [loss_endpoint(label, held_out, tokens) for label, tokens in groups.tokens.items()]
-            shown = [over_seeds(endpoint.differences(results[ours], results[theirs])) for endpoint in endpoints]
-            means = np.array([interval.mean for interval in shown])
-            errors = np.abs(np.array([[interval.low, interval.high] for interval in shown]).T - means)
-            x = np.arange(len(means)) + 0.12 * (number - (len(comparisons) - 1) / 2)
+            between = [over_seeds(endpoint.differences(results[ours], results[theirs])) for endpoint in endpoints]
             label = f"{methods[ours].title} minus {methods[theirs].title}"
-            axes.errorbar(x, means, errors, fmt="o", color=f"C{number}", capsize=3, markersize=4, label=label)
-        axes.axhline(0, color="0.6", linewidth=0.8)
-        axes.set_xticks(range(len(groups.tokens)), list(groups.tokens))
-        axes.tick_params("x", rotation=35)
-        axes.set_xlabel(groups.title)
-        axes.grid(color="0.92", axis="y")
-    figure.axes[0].set_ylabel("difference of perplexity (%)")
-    figure.axes[0].legend(fontsize=8)
+            draw_intervals(below, between, number, len(comparisons), label)
+        above.set_yscale("log")
+        above.yaxis.set_major_formatter("{x:g}")
+        above.yaxis.set_minor_formatter("{x:g}")
+        below.axhline(0, color="0.6", linewidth=0.8)
+        below.set_xticks(range(len(groups.tokens)), list(groups.tokens))
+        below.tick_params("x", rotation=35)
+        below.set_xlabel(groups.title)
+    for axes, label in zip(rows[:, 0], ("perplexity", "difference of perplexity (%)"), strict=True):
+        axes.set_ylabel(label)
+        axes.legend(fontsize=8)
     figure.savefig(path, dpi=130)
+
+
+def draw_intervals(axes: Any, intervals: Sequence[Interval], number: int, of: int, label: str) -> None:
+    """Draw the intervals of the groups as bars, beside those of the ``of`` - 1 others."""
+    means = np.array([interval.mean for interval in intervals])
+    errors = np.abs(np.array([[interval.low, interval.high] for interval in intervals]).T - means)
+    x = np.arange(len(means)) + 0.12 * (number - (of - 1) / 2)
+    axes.errorbar(x, means, errors, fmt="o", color=f"C{number}", capsize=3, markersize=4, label=label)
+    axes.grid(color="0.92", axis="y")
 
 
 def undefined_part(
