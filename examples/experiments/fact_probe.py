@@ -7,7 +7,7 @@ Each document has a subject as its first word, and states its value once, in its
 
     s17 w3 w0 w2 w1 w1 fact v9 w2 <eod>
 
-A subject's value is always the same. It has 16, 32, 64, 128 or 256 documents, either all short or all long: near the
+A subject's value is always the same. It has 4, 8, 16, 32 or 64 documents, either all short or all long: near the
 sequence length. If a cut comes between subject and value, the document teaches nothing. Concatenation does this to most
 long documents and to few short ones, packing to none. After one epoch, models are asked for the values without the
 documents: by the subject, a few new words, and ``fact``.
@@ -48,9 +48,9 @@ from .intervals import over_seeds
 from .synthetic_data import EOD, write_documents, write_tokenizer
 from .training_runs import TrainingRun, say, train_all
 
-SEQ_LENGTH = 64
-BATCH = 8
-OCCURRENCES = (16, 32, 64, 128, 256)
+SEQ_LENGTH = 32
+BATCH = 2
+OCCURRENCES = (4, 8, 16, 32, 64)
 """Documents that state a fact."""
 KINDS = ("short", "long")
 VALUES, WORDS = 16, 4
@@ -162,7 +162,7 @@ def fact_runs(folder: str, facts: Facts, seeds: Sequence[int], methods: Methods 
     steps = (int(facts.occurrences[facts.is_long].sum()) - 1) // BATCH  # concatenation needs one token more
     options = {"num-layers": 2, "hidden-size": 64, "ffn-hidden-size": 192, "num-attention-heads": 4}
     options |= {"seq-length": SEQ_LENGTH, "micro-batch-size": BATCH, "train-iters": steps, "num-workers": 0}
-    options |= {"init-method-std": 0.1, "lr": 5e-3, "min-lr": 5e-4, "lr-warmup-iters": steps // 20, "log-interval": 20}
+    options |= {"init-method-std": 0.1, "lr": 2e-3, "min-lr": 2e-4, "lr-warmup-iters": steps // 20, "log-interval": 20}
     check_settings(folder, (options, VALUES, WORDS, LONG, QUESTION_WORDS, QUESTIONS, OCCURRENCES))
     options |= {"data-path": prefix, "split": 1, "tokenizer-model": tokenizer, "eod-token": EOD}
     return method_runs(folder, methods, seeds, options)
@@ -306,7 +306,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument(
         "--subjects",
         type=int,
-        default=8,
+        default=32,
         metavar="N",
         help="facts for each number of occurrences and kind of documents (default: %(default)s)",
     )

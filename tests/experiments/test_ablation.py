@@ -6,12 +6,12 @@ import sys
 
 import numpy as np
 import pytest
-from helpers.datasets import ROOT
+from helpers.datasets import ROOT, write
 
 pytest.importorskip("tokenizers")
 
 from experiments.ablation.command import Sampling, prompts_and_continuations
-from experiments.ablation.data import CorpusSize, choose
+from experiments.ablation.data import CorpusSize, choose, write_cut_documents
 from experiments.ablation.held_out import HeldOut
 from experiments.ablation.report import Result, report
 from experiments.data_methods import COMPARISONS, METHODS, PACKING_OPTIONS, check_settings, chosen_methods
@@ -19,6 +19,7 @@ from experiments.intervals import Interval, checked_seeds, over_items, over_seed
 from helpers.launching import ENVIRONMENT
 
 from megatron_bfp import BFPError, OptionError
+from megatron_bfp.indexed_dataset.reader import IndexedDataset
 
 
 def test_a_text_is_on_one_side_and_there_once():
@@ -220,20 +221,35 @@ def test_the_full_size_is_commands_of_the_launchers(tmp_path):
         assert done.returncode == 2 and len(done.stderr.splitlines()) == 1, done.stderr
 
 
+def test_documents_are_cut_where_concatenation_cuts_them(tmp_path):
+    lengths = [5, 16, 11, 30, 1, 9]
+    write(str(tmp_path / "whole"), [np.arange(length) + 100 * n for n, length in enumerate(lengths)])
+    write_cut_documents(str(tmp_path / "whole"), str(tmp_path / "cut"), seq_length=8)
+    whole, cut = IndexedDataset(str(tmp_path / "whole")), IndexedDataset(str(tmp_path / "cut"))
+    parts = [cut.document(n).tolist() for n in range(cut.num_documents)]
+    assert sorted(token for part in parts for token in part) == sorted(whole.tokens(0, sum(lengths)).tolist())
+    ends = np.cumsum([len(part) for part in parts])
+    assert set(range(8, sum(lengths), 8)) <= set(ends.tolist()) and max(map(len, parts)) <= 8
+    for part, end in zip(parts, ends.tolist()):
+        assert np.ptp(np.array(part) // 100) == 0  # of one document
+        assert end % 8 == 0 or (part[-1] % 100) + 1 == lengths[part[-1] // 100]  # cut, or the document's end
+
+
 @pytest.mark.slow
 def test_the_ablation_trains_measures_and_goes_on(tmp_path):
-    """Six tiny models; then one is lost, and the same command makes it again with the same numbers."""
+    """Eight tiny models; then one is lost, and the same command makes it again with the same numbers."""
     pytest.importorskip("deepspeed"), pytest.importorskip("pyflakes")
-    options = ["--size", "test", "--output", tmp_path, "--seeds", 2, "--jobs", 2]
+    options = ["--size", "test", "--output", tmp_path, "--seeds", 2, "--jobs", 2, "--cut-documents"]
     done = run(*options)
     assert done.returncode == 0, done.stderr[-3000:]
-    for title, _ in METHODS.values():
+    for title in [*(title for title, _ in METHODS.values()), "packing of cut documents"]:
         assert f"| {title} " in done.stdout
+    assert "packing of cut documents minus concatenation, document mask" in done.stdout
     text = (tmp_path / "ablation.md").read_text()
     assert text in done.stdout
     losses = {path.parent.name: np.load(path) for path in tmp_path.glob("*/token_losses.npy")}
     no_target = np.isnan(losses["pack_seed1"])
-    assert len(losses) == 6 and all((np.isnan(of_run) == no_target).all() for of_run in losses.values())
+    assert len(losses) == 8 and all((np.isnan(of_run) == no_target).all() for of_run in losses.values())
     assert np.nanmean(losses["pack_seed1"]) < np.log(1024) - 1
     assert (tmp_path / "ablation.png").read_bytes().startswith(b"\x89PNG")
     lost = tmp_path / "pack_seed1"

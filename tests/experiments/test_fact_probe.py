@@ -40,9 +40,9 @@ def test_packing_parts_no_fact_and_fills_its_sequences():
 
 
 def test_lost_facts_are_those_with_a_cut_between_subject_and_value():
-    lengths = np.array([50, 14, 50, 50, 14, 14])  # cuts at 64 and 128; the fourth document goes past the second
-    for value, lost in ((40, 1 / 3), (15, 1 / 3), (14, 0)):
-        stated = np.array([40, 9, 49, value, 9, 9])
+    lengths = np.array([25, 7, 25, 25, 7, 7])  # cuts at 32 and 64; the fourth document goes past the second
+    for value, lost in ((20, 1 / 3), (8, 1 / 3), (7, 0)):
+        stated = np.array([20, 4, 24, value, 4, 4])
         assert fact_probe.share_lost(lengths, stated, True) == pytest.approx(lost)
         assert fact_probe.share_lost(lengths, stated, False) == 0
 
