@@ -278,7 +278,7 @@ def draw(path: str, results: Mapping[str, Sequence[Result]], methods: Methods) -
         axes.set_ylim(0, 102)
         axes.set_title(f"{label} (%)")
         axes.grid(color="0.92")
-    axes.legend()
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=4)
     figure.savefig(path, dpi=130)
 
 

@@ -272,7 +272,7 @@ def draw(path: str, results: Mapping[str, Sequence[Result]], facts: Facts, metho
         axes.set_xlabel("documents with the fact")
         axes.set_title(f"facts of {kind} documents, right (%)")
         axes.grid(color="0.92")
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=8)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=4)
     figure.savefig(path, dpi=130)
 
 
