@@ -66,6 +66,15 @@ def comparison_part(
     return f"{format_table(header, rows, markdown=True, width=None)}\n\n{' '.join(said)}"
 
 
+def draw_intervals(
+    axes: Any, x: Sequence[float] | np.ndarray, intervals: Sequence[Interval], color: str, label: str, fmt: str = "o"
+) -> None:
+    """Draw means as points, with bars for their 95 % intervals."""
+    means = np.array([interval.mean for interval in intervals])
+    errors = np.abs(np.array([[interval.low, interval.high] for interval in intervals]).T - means)
+    axes.errorbar(x, means, errors, fmt=fmt, color=color, capsize=3, markersize=4, label=label)
+
+
 def draw_curves(axes: Any, x: Sequence[float], of_runs: Sequence[Sequence[float]], color: str, label: str) -> None:
     """Draw the mean of the runs, its 95 % interval as a band, and a thin line per run."""
     intervals = [over_seeds(values) for values in zip(*of_runs, strict=True)]

@@ -31,7 +31,7 @@ from megatron_bfp.console import run
 from megatron_bfp.files import write_whole
 from megatron_bfp.tables import format_table
 
-from .comparisons import Endpoint, comparison_part
+from .comparisons import Endpoint, comparison_part, draw_intervals
 from .data_methods import (
     METHODS,
     Comparison,
@@ -261,10 +261,8 @@ def draw(path: str, results: Mapping[str, Sequence[Result]], facts: Facts, metho
         for number, (method, (title, _)) in enumerate(methods.items()):
             endpoints = [endpoint_of("", _group(facts, kind, count)) for count in OCCURRENCES]
             shown = [over_seeds([endpoint.of(result) for result in results[method]]) for endpoint in endpoints]
-            means = np.array([interval.mean for interval in shown])
-            errors = np.abs(np.array([[interval.low, interval.high] for interval in shown]).T - means)
             x = np.array(OCCURRENCES) * 1.04 ** (number - (len(methods) - 1) / 2)
-            axes.errorbar(x, means, errors, fmt="o-", color=f"C{number}", capsize=3, markersize=4, label=title)
+            draw_intervals(axes, x, shown, f"C{number}", title, "o-")
         axes.axhline(100 / VALUES, color="0.6", linestyle=":", label="chance")
         axes.set_xscale("log", base=2)
         axes.set_xticks(OCCURRENCES, [str(count) for count in OCCURRENCES])

@@ -59,8 +59,6 @@ TEMPERATURE = 0.6
 SAMPLING_SEED = 1
 WARMUP_PART = 5
 """The learning rate is warmed up over this part of the steps. A short warm-up makes seeds differ more."""
-
-
 CUT = "pack_cut"
 """The method of ``--cut-documents``. It tells what comes from cuts, and what from packing."""
 

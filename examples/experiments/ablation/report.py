@@ -5,14 +5,14 @@ perplexity between runs with the same seed. The secondary one is the same on *fa
 back than a cut would have left it (``HeldOut.far``).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from megatron_bfp.tables import format_table
 
-from ..comparisons import Endpoint, comparison_part
+from ..comparisons import Endpoint, comparison_part, draw_intervals
 from ..data_methods import METHODS, Comparison, Methods
 from ..intervals import Interval, over_seeds
 from .held_out import Groups, HeldOut
@@ -159,18 +159,21 @@ def draw(
     rows = figure.subplots(2, 3, sharex="col", sharey="row")
     for (above, below), groups in zip(rows.T, held_out.groups(), strict=True):
         endpoints = [loss_endpoint(label, held_out, tokens) for label, tokens in groups.tokens.items()]
+        x = np.arange(len(endpoints))
         for number, (method, (title, _)) in enumerate(methods.items()):
             levels = [perplexity(endpoint, results[method]) for endpoint in endpoints]
-            draw_intervals(above, levels, number, len(methods), title)
+            draw_intervals(above, x + _shift(number, methods), levels, f"C{number}", title)
         for number, (ours, theirs) in enumerate(comparisons):
             between = [over_seeds(endpoint.differences(results[ours], results[theirs])) for endpoint in endpoints]
             label = f"{methods[ours].title} minus {methods[theirs].title}"
-            draw_intervals(below, between, number, len(comparisons), label)
+            draw_intervals(below, x + _shift(number, comparisons), between, f"C{number}", label)
         above.set_yscale("log")
         above.yaxis.set_major_formatter("{x:g}")
         above.yaxis.set_minor_formatter("{x:g}")
         below.axhline(0, color="0.6", linewidth=0.8)
-        below.set_xticks(range(len(groups.tokens)), list(groups.tokens))
+        below.set_xticks(x, list(groups.tokens))
+        for axes in (above, below):
+            axes.grid(color="0.92", axis="y")
         below.tick_params("x", rotation=35)
         below.set_xlabel(groups.title)
     for axes, label in zip(rows[:, 0], ("perplexity", "difference of perplexity (%)"), strict=True):
@@ -179,13 +182,9 @@ def draw(
     figure.savefig(path, dpi=130)
 
 
-def draw_intervals(axes: Any, intervals: Sequence[Interval], number: int, of: int, label: str) -> None:
-    """Draw the intervals of the groups as bars, beside those of the ``of`` - 1 others."""
-    means = np.array([interval.mean for interval in intervals])
-    errors = np.abs(np.array([[interval.low, interval.high] for interval in intervals]).T - means)
-    x = np.arange(len(means)) + 0.12 * (number - (of - 1) / 2)
-    axes.errorbar(x, means, errors, fmt="o", color=f"C{number}", capsize=3, markersize=4, label=label)
-    axes.grid(color="0.92", axis="y")
+def _shift(number: int, shown: Sized) -> float:
+    """Where the bar of one of them is beside the others."""
+    return 0.6 / len(shown) * (number - (len(shown) - 1) / 2)
 
 
 def undefined_part(
