@@ -176,9 +176,10 @@ def draw(
             axes.grid(color="0.92", axis="y")
         below.tick_params("x", rotation=35)
         below.set_xlabel(groups.title)
-    for axes, label in zip(rows[:, 0], ("perplexity", "difference of perplexity (%)"), strict=True):
+    shown = ("perplexity", "upper", 4), ("difference of perplexity (%)", "lower", 2)
+    for axes, (label, side, columns) in zip(rows[:, 0], shown, strict=True):
         axes.set_ylabel(label)
-        axes.legend(fontsize=8)
+        figure.legend(*axes.get_legend_handles_labels(), loc=f"outside {side} center", ncols=columns)
     figure.savefig(path, dpi=130)
 
 
