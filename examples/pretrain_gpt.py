@@ -15,4 +15,4 @@ if __name__ == "__main__":
     check_command_line(parse_arguments, "pretrain_gpt")  # answered before torch is imported, which takes seconds
     from trainer.training import start
 
-    sys.exit(start())
+    start()

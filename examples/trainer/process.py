@@ -118,16 +118,24 @@ def _status_of(error: SystemExit) -> int:
     return CRASHED
 
 
-def _leave(status: int) -> NoReturn:
-    """Tell the other ranks, and end this process at once with its children. No signal can intervene."""
+def end_process(status: int) -> NoReturn:
+    """End this process at once, without what Python does at its end: Gloo's threads sometimes abort it there, and a run
+    that has finished would be one that failed."""
     try:
-        Lifeline.tell_all(f"failed {status}")
-        kill_children()
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()
     finally:
         os._exit(status)
+
+
+def _leave(status: int) -> NoReturn:
+    """Tell the other ranks, and end this process at once with its children. No signal can intervene."""
+    try:
+        Lifeline.tell_all(f"failed {status}")
+        kill_children()
+    finally:
+        end_process(status)
 
 
 def _free_port() -> int:

@@ -15,7 +15,7 @@ import socket
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -54,19 +54,19 @@ from .evaluation import Evaluation, evaluate, summed_loss
 from .log import ComputeClock, Log, RankSeconds, SpikeDetector, Work
 from .model import attention_kernel, way_to_share
 from .pretrained import open_pretrained
-from .process import complete_environment, run_rank
+from .process import complete_environment, end_process, run_rank
 from .profile import StepProfile
 from .ranks import StopRequest, check_shared, log, on_each_node, on_first_rank, replicas
 from .reports import Meter, StepResult, open_logs, report_evaluation, report_step, stop_training
 
 
-def start() -> int:
-    """Run ``main`` on this rank; returns its exit status. After an error the process ends here."""
+def start() -> NoReturn:
+    """Run ``main`` on this rank, and end the process with its exit status."""
     warnings.filterwarnings("ignore", category=UserWarning, module=r"megatron\.")
     status = run_rank(main, "pretrain_gpt")
     if distributed.is_initialized():
         distributed.destroy_process_group()
-    return status
+    end_process(status)
 
 
 def main() -> int:

@@ -7,11 +7,13 @@ exception that nobody expects. MOMENT is one of
     the end of a file's path        half of it is written
     worker                          a process that reads samples has read a few
     evaluation, dataset, load       in it, before anything is done
+    exit                            the run is done, and Python ends
 
 With "RANK boundaries 0" the rank loses the document boundaries between batch and model.
 If FAULT_TIME is there too, it is a file that gets the time of the accident.
 """
 
+import atexit
 import itertools
 import os
 import signal
@@ -86,8 +88,10 @@ if rank == os.environ["RANK"]:
         training.evaluate = strike
     elif moment == "dataset":
         data._check_data = strike
+    elif moment == "exit":
+        atexit.register(strike)
     elif moment == "load":
         training.find_checkpoint = strike
     else:
         torch.save = in_a_write(torch.save)
-sys.exit(training.start())
+training.start()

@@ -50,4 +50,4 @@ def with_logits(train):
 
 
 training.train = with_logits(training.train)
-sys.exit(training.start())
+training.start()
