@@ -10,8 +10,17 @@ from hypothesis import strategies as st
 
 from megatron_bfp import OptionError
 from megatron_bfp.packing.census import take_census
+from megatron_bfp.packing.chunks import ChunkSpan
 from megatron_bfp.packing.packed import pack
-from megatron_bfp.samples.fill_in_the_middle import FimDocuments, FimEpoch, FimForm, FimLengths, FimTokens
+from megatron_bfp.samples.fill_in_the_middle import (
+    VECTORISED,
+    FimDocuments,
+    FimEpoch,
+    FimForm,
+    FimLengths,
+    FimTokens,
+    RearrangedSpan,
+)
 from megatron_bfp.samples.sample import build_sample
 from megatron_bfp.sequence_index.split import PackedSplit
 from megatron_bfp.sequence_index.verify import verify
@@ -130,6 +139,19 @@ def test_the_two_forms_in_full():
     assert seen == {(a, b) for b in range(7) for a in range(b + 1)}  # every split occurs
 
 
+def chosen_in_sequences(fim, number, count):
+    """Whether each of the first documents, of 10 tokens each, is rearranged in sequences of ``count`` documents."""
+    are_rearranged = []
+    for first in range(0, number, count):
+        documents = np.arange(first, min(first + count, number))
+        spans = [(10 * document, 10 * document + 10) for document in documents.tolist()]
+        chunks = [ChunkSpan(start // 10, start, end, end) for start, end in spans]
+        rearranged = fim.rearrange(chunks, documents, spans, longest=10, targets_only=False)
+        are_rearranged += [type(chunk) is RearrangedSpan for chunk in chunks]
+        assert rearranged == sum(are_rearranged[first:])
+    return are_rearranged
+
+
 def test_the_share_of_rearranged_documents_and_of_spm_is_that_asked_for():
     """Within four standard deviations, of numbers next to each other, which a bad hash would not mix."""
     number = 200_000
@@ -140,8 +162,8 @@ def test_the_share_of_rearranged_documents_and_of_spm_is_that_asked_for():
             assert abs(chosen.sum() - number * rate) < 4 * deviation
             pairs = (chosen[1:] & chosen[:-1]).sum()
             assert abs(pairs - number * rate**2) < 5 * (number * rate**2) ** 0.5
-            few = [bool(FimDocuments(rate, seed).are_chosen(np.array([i]))[0]) for i in range(100)]
-            assert few == chosen[:100].tolist()  # whether by Python or by numpy
+            for count in (1, VECTORISED - 1, VECTORISED, 40):  # in a sequence: by Python or by numpy
+                assert chosen_in_sequences(FimDocuments(rate, seed), 120, count) == chosen[:120].tolist()
     both = FimDocuments(0.5, 1).are_chosen(np.arange(number)) & FimDocuments(0.5, 2).are_chosen(np.arange(number))
     assert abs(both.sum() - number / 4) < 4 * (number * 3 / 16) ** 0.5  # another seed chooses others
     assert FimDocuments(1, 3).are_chosen(np.arange(1000)).all()
